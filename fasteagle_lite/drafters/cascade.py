@@ -1,0 +1,116 @@
+"""FastEagle (arXiv 2509.20416): a cascade of layers that drafts several positions in ONE forward pass.
+
+Layer i's state, through its own norm and the target's frozen head, is the distribution of the i-th token ahead.  No
+draft token is fed back: q_i is a marginal.  An optional low-rank Markov head (after DSpark, arXiv 2607.05147) corrects
+position i's logits by the token drafted just before it, still without another pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..linear import Linear
+from ..llama import DecoderLayer, LayerSpec, Rows
+from ..target import Target
+from ..tree import DraftTree, TreeConfig, grow
+from .features import DraftHead, Fusion, new_norm
+from .neural import NeuralDrafter
+
+
+@dataclass(frozen=True)
+class CascadeConfig:
+    """Size of a cascade: `layers` is both its depth and the number of positions it drafts; `markov_rank` 0 is the paper's."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    layers: int = 4
+    ffn: int = 768
+    markov_rank: int = 64
+
+    @property
+    def spec(self) -> LayerSpec:
+        return LayerSpec(self.hidden, self.heads, self.kv_heads, self.head_dim, self.ffn)
+
+
+class Cascade(nn.Module):
+    """The drafter's weights."""
+
+    kind = "cascade"
+
+    def __init__(self, config: CascadeConfig, vocabulary: Tensor):
+        super().__init__()
+        self.config = config
+        self.fusion = Fusion(config.hidden)
+        self.embedding_norm, self.feature_norm = new_norm(config.hidden), new_norm(config.hidden)
+        self.enter = Linear(2 * config.hidden, config.hidden)
+        self.layers = nn.ModuleList(DecoderLayer(config.spec) for _ in range(config.layers))
+        self.norms = nn.ModuleList(new_norm(config.hidden) for _ in range(config.layers))
+        self.head = DraftHead(vocabulary, config.hidden, own=False)
+        if config.markov_rank:
+            # One row more than the vocabulary: an unknown previous token corrects nothing.
+            self.markov_in = nn.Embedding(config.vocabulary + 1, config.markov_rank)
+            self.markov_out = Linear(config.markov_rank, config.vocabulary)
+            nn.init.normal_(self.markov_in.weight, std=0.1)
+            nn.init.zeros_(self.markov_out.weight)
+
+    def forward(self, taps: Tensor, embeddings: Tensor, rows: Rows) -> list[Tensor]:
+        """Unit taps (B, T, 3h) and embeddings of the following tokens (B, T, h) -> N normed states (B, T, h)."""
+        features = self.feature_norm(self.fusion(taps))
+        x = self.enter(torch.cat([features, self.embedding_norm(embeddings)], dim=-1))
+        states = []
+        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            x = layer(x, rows, i)
+            states.append(norm(x))
+        return states
+
+    def markov(self, previous: Tensor, among: Tensor | None = None) -> Tensor:
+        """Correction (..., V) of the logits behind the draft indices `previous` (...), or only of those in `among`."""
+        u = self.markov_in(previous)
+        return self.markov_out(u) if among is None else F.linear(u, self.markov_out.weight[among])
+
+
+class CascadeDrafter(NeuralDrafter):
+    """A lane that drafts with a cascade: chain, backbone or best-first trees over its marginals."""
+
+    name = "cascade"
+    TREES = ("best_first", "backbone", "chain")
+
+    def __init__(self, model: Cascade, target: Target, tree: TreeConfig):
+        super().__init__(target, model.config.spec, model.config.layers, model.head, tree)
+        self.model = model
+        self.index = {token: i for i, token in enumerate(self.vocabulary)}  # target token -> draft index
+
+    @torch.inference_mode()
+    def draft(self, room: int) -> DraftTree:
+        pending = self.take_pending(room)
+        if pending is None:
+            return DraftTree((self.root,))
+        states = self.model(*pending)
+        self.cache.length += pending[0].shape[1]
+        logits = self.model.head.logits(torch.cat([state[0, -1:] for state in states])).float()  # (N, V)
+        top_k = min(self.tree.top_k, logits.shape[1])
+        marginals = self._candidates(logits, top_k)
+
+        def expand(depth: int, parent: int) -> list[tuple[int, float]]:
+            # The token before depth 1 is committed: the first layer has read it, there is nothing to correct.
+            if depth == 1 or not self.model.config.markov_rank:
+                return marginals[depth - 1]
+            previous = torch.tensor([self.index[parent]], device=logits.device)
+            return self._candidates(logits[depth - 1] + self.model.markov(previous), top_k)[0]
+
+        return grow(self.tree, self.root, expand, min(room, len(states)), passes=1)
+
+    def _candidates(self, logits: Tensor, top_k: int) -> list[list[tuple[int, float]]]:
+        """Rows of draft logits (R, V) -> for each the top (target token, log-probability), best first."""
+        top = torch.log_softmax(logits, dim=-1).topk(top_k)
+        return [
+            [(self.vocabulary[i], p) for i, p in zip(ids, ps, strict=True)]
+            for ids, ps in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]

@@ -1,0 +1,143 @@
+"""Loaded weights, shared by every lane and visitor, and the making of lanes from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from .decode import Prefix, decode, prefill
+from .drafters.autoregressive import AutoregressiveDrafter
+from .drafters.base import Drafter, NoDrafter
+from .drafters.cascade import CascadeDrafter
+from .drafters.checkpoint import Model, load_checkpoint
+from .drafters.lookup import LookupDrafter
+from .environment import describe
+from .errors import UserError
+from .sampling import Sampling
+from .store import ASSETS, load_target
+from .target import Target
+from .trace import Round, Trace
+from .tree import TreeConfig
+
+DRAFTERS: dict[str, Any] = {
+    "none": NoDrafter,
+    "cascade": CascadeDrafter,
+    "autoregressive": AutoregressiveDrafter,
+    "lookup": LookupDrafter,
+}
+TITLES = {
+    "none": "Plain decoding",
+    "cascade": "FastEagle cascade",
+    "autoregressive": "EAGLE-style autoregressive",
+    "lookup": "Prompt lookup",
+}
+# Best settings of each drafter on two CPU cores (README, "Choosing a tree").
+DEFAULT_TREES = {
+    "none": TreeConfig("chain", budget=1),
+    "cascade": TreeConfig("best_first", budget=8, top_k=4, depth=8),
+    "autoregressive": TreeConfig("dynamic", budget=8, top_k=4, depth=4),
+    "lookup": TreeConfig("chain", budget=8, depth=16),
+}
+
+
+@dataclass(frozen=True)
+class LaneSpec:
+    """A drafter and the tree it drafts; written `drafter[:tree[:budget]]`, such as `cascade:backbone:8`."""
+
+    drafter: str
+    tree: TreeConfig
+
+    @staticmethod
+    def of(drafter: str, kind: str | None = None, budget: int | None = None) -> LaneSpec:
+        """The drafter's default tree, with another kind or budget where given."""
+        if drafter not in DRAFTERS:
+            raise UserError(f"Unknown drafter {drafter!r}. Choose from {', '.join(DRAFTERS)}.")
+        tree = DEFAULT_TREES[drafter]
+        if drafter == "none":
+            return LaneSpec(drafter, tree)
+        tree = replace(tree, kind=kind or tree.kind, budget=tree.budget if budget is None else budget)
+        kinds = DRAFTERS[drafter].TREES
+        if tree.kind not in kinds:
+            raise UserError(f"The {drafter} drafter has no {tree.kind!r} tree. Choose from {', '.join(kinds)}.")
+        return LaneSpec(drafter, tree)
+
+    @staticmethod
+    def parse(text: str) -> LaneSpec:
+        drafter, *rest = text.strip().split(":")
+        if len(rest) > 2 or (len(rest) == 2 and not rest[1].lstrip("-").isdigit()):
+            raise UserError(
+                f"{text!r} is no lane. Write drafter, drafter:tree or drafter:tree:budget, such as cascade:backbone:8."
+            )
+        return LaneSpec.of(drafter, rest[0] if rest and rest[0] else None, int(rest[1]) if len(rest) == 2 else None)
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.drafter]
+
+    def __str__(self) -> str:
+        return self.drafter if self.drafter == "none" else f"{self.drafter}:{self.tree.kind}:{self.tree.budget}"
+
+
+@dataclass
+class Engine:
+    """A target and the drafters trained for it.  Nothing here changes after loading."""
+
+    target: Target
+    models: dict[str, Model] = field(default_factory=dict)
+
+    @staticmethod
+    def load(
+        target: str | None = None, *, checkpoints: Path = ASSETS, device: str = "cpu", dtype: str = "float32"
+    ) -> Engine:
+        """Load the target (see `store.load_target`) and every drafter below `checkpoints`."""
+        loaded = load_target(target, device=device, dtype=dtype)
+        engine = Engine(loaded)
+        for name in ("cascade", "autoregressive"):
+            if (checkpoints / name).is_dir():
+                engine.models[name] = load_checkpoint(checkpoints / name, loaded)
+        return engine
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        return describe(self.target.device, self.target.embedding.weight.dtype) | {"target": self.target.name}
+
+    def drafter(self, spec: LaneSpec) -> Drafter:
+        """A fresh drafter for one lane."""
+        if spec.drafter == "none":
+            return NoDrafter()
+        if spec.drafter == "lookup":
+            return LookupDrafter(spec.tree)
+        if spec.drafter not in self.models:
+            raise UserError(
+                f"No {spec.drafter} drafter is loaded. Train one: python -m fasteagle_lite train --drafter {spec.drafter}"
+            )
+        drafter: Drafter = DRAFTERS[spec.drafter](self.models[spec.drafter], self.target, spec.tree)
+        return drafter
+
+    def prefill(self, prompt: str, max_new_tokens: int) -> Prefix:
+        """Encode a chat prompt and run it through the target once; lanes share the result."""
+        return prefill(self.target, self.target.encode_chat(prompt), max_new_tokens)
+
+    def run(self, spec: LaneSpec, prefix: Prefix, max_new_tokens: int, sampling: Sampling) -> Iterator[Round]:
+        """One lane's rounds."""
+        return decode(self.target, self.drafter(spec), prefix, max_new_tokens=max_new_tokens, sampling=sampling)
+
+    def trace(
+        self, spec: LaneSpec, prompt: str, prefix: Prefix, rounds: list[Round], max_new_tokens: int, sampling: Sampling
+    ) -> Trace:
+        """The record of a lane that has run these rounds, finished or not."""
+        tokens = [token for r in rounds for token in r.committed]
+        ended = bool(tokens) and tokens[-1] in self.target.eos
+        return Trace(
+            lane=str(spec),
+            prompt=prompt,
+            prompt_tokens=prefix.tokens,
+            rounds=tuple(rounds),
+            prefill_seconds=prefix.seconds,
+            finish="eos" if ended else "length" if len(tokens) >= max_new_tokens else "stopped",
+            settings={"max_new_tokens": max_new_tokens, "tree": vars(spec.tree) | {}, "sampling": vars(sampling) | {}},
+            environment=self.environment,
+        )
