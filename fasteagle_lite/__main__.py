@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--limit", type=int, help="prompts a task")
     bench.add_argument("--drafters", nargs="+", default=["none", "lookup", "autoregressive", "cascade"], metavar="LANE")
     bench.add_argument("--json", type=Path, help="write the results here")
+    bench.add_argument("--peers", action="store_true", help="measure transformers' own greedy generate as well")
     bench.set_defaults(run=_bench)
 
     train = commands.add_parser("train", parents=[common], help="train a drafter on sequences the target wrote")
@@ -180,7 +181,11 @@ def _bench(options: argparse.Namespace) -> None:
     tasks = read_tasks(options.tasks, options.limit)
     engine, sampling = _setup(options)
     command = shlex.join(["python", "-m", "fasteagle_lite", *sys.argv[1:]])
-    results = measure(engine, tasks, specs, options.max_new_tokens, sampling, command=command, out=options.json)
+    if options.peers and not sampling.greedy:
+        raise UserError("--peers compares greedy outputs; leave --temperature at 0.")
+    results = measure(
+        engine, tasks, specs, options.max_new_tokens, sampling, command=command, out=options.json, peers=options.peers
+    )
     print(table(results))
 
 

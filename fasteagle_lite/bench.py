@@ -12,6 +12,8 @@ from typing import Any
 
 from .engine import Engine, LaneSpec
 from .errors import UserError
+from .peers import NAME as PEER_NAME
+from .peers import TransformersPeer
 from .sampling import Sampling
 from .store import say
 from .trace import Trace, mean_accepted_length
@@ -75,11 +77,13 @@ def measure(
     *,
     command: str = "",
     out: Path | None = None,
+    peers: bool = False,
 ) -> dict[str, Any]:
     """Run every lane on every prompt; returns (and writes to `out` after each task) one plain-JSON result.
 
     Plain decoding is always among the lanes: it is what speedups and identity refer to.  The lanes of a prompt run one
-    after another in an order that rotates from prompt to prompt.
+    after another in an order that rotates from prompt to prompt.  With `peers`, transformers' greedy `generate` runs on
+    the same prompts in between.
     """
     plain = LaneSpec.of("none")
     specs = [plain, *(spec for spec in specs if spec != plain)]
@@ -95,14 +99,20 @@ def measure(
     if out is not None:
         _write(out, results)  # an unwritable file is reported before the work, not after it
     warm_up(engine, specs)
+    peer = TransformersPeer(engine.target) if peers else None
     for task in tasks:
         traces: dict[str, list[Trace]] = {str(spec): [] for spec in specs}
+        generated: list[tuple[tuple[int, ...], float]] = []
         for i, prompt in enumerate(task.prompts):
             prefix = engine.prefill(prompt, max_new_tokens)
             for spec in specs[i % len(specs) :] + specs[: i % len(specs)]:
                 rounds = list(engine.run(spec, prefix, max_new_tokens, sampling))
                 traces[str(spec)].append(engine.trace(spec, prompt, prefix, rounds, max_new_tokens, sampling))
+            if peer is not None:
+                generated.append(peer.generate(prefix.tokens, max_new_tokens))
         results["tasks"][task.name] = {lane: summarise(traces[lane], traces[str(plain)]) for lane in traces}
+        if peer is not None:
+            results.setdefault("peers", {})[task.name] = summarise_peer(generated, traces[str(plain)])
         say(f"bench: {task.name} done ({len(task.prompts)} prompts)")
         if out is not None:
             _write(out, results)
@@ -134,6 +144,18 @@ def summarise(traces: list[Trace], plain: list[Trace]) -> dict[str, Any]:
     }
 
 
+def summarise_peer(generated: list[tuple[tuple[int, ...], float]], plain: list[Trace]) -> dict[str, Any]:
+    """transformers' `generate` on one task; `speedup` is relative to our plain decoding, so below 1 if it is slower."""
+    tokens = sum(len(out) for out, _ in generated)
+    seconds = sum(len(out) * per_token for out, per_token in generated)
+    plain_rate = sum(len(t.tokens) for t in plain) / sum(t.seconds for t in plain)
+    return {
+        "tokens_per_second": round(tokens / seconds, 2),
+        "speedup": round(tokens / seconds / plain_rate, 3),
+        "identical": sum(out == t.tokens for (out, _), t in zip(generated, plain, strict=True)) / len(plain),
+    }
+
+
 def overall(results: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Per lane over all tasks: mean tau, geometric mean of the speedups, fraction identical, largest overhead."""
     rows = {lane: [task[lane] for task in results["tasks"].values()] for lane in results["lanes"]}
@@ -160,6 +182,10 @@ def table(results: dict[str, Any]) -> str:
                 f"| {task} | {lane} | {r['tokens_per_second']:.1f} | {r['speedup']:.2f}x | {r['tau']:.2f} | {r['identical']:.0%} "
                 f"| {r['draft_ms']:.1f} | {r['verify_ms']:.1f} | {r['rest_ms']:.1f} | {r['overhead']:.1%} |"
             )
+        if task in results.get("peers", {}):
+            r = results["peers"][task]
+            cells = f"{r['tokens_per_second']:.1f} | {r['speedup']:.2f}x | | {r['identical']:.0%}"
+            lines.append(f"| {task} | {PEER_NAME} | {cells} | | | | |")
     for lane, r in overall(results).items():
         lines.append(
             f"| all | {lane} | | {r['speedup']:.2f}x | {r['tau']:.2f} | {r['identical']:.0%} | | | | {r['overhead']:.1%} |"

@@ -79,7 +79,8 @@ def decode(
     The output is the target's own, greedy or drawn with `sampling.seed`, whatever the drafter; it ends at the first
     end-of-sequence token, which is included.
     """
-    check_length(target, list(prefix.tokens), max_new_tokens)
+    if len(prefix.tokens) + max_new_tokens + MAX_BUDGET > prefix.cache.capacity:
+        raise UserError(f"The prefix has no room for {max_new_tokens:,} new tokens. Call prefill with that number.")
     sampling = sampling or Sampling()
     device, cache, detokenizer = target.device, prefix.cache.fork(), Detokenizer(target.tokenizer)
     drafter.start(list(prefix.tokens), prefix.taps, max_new_tokens)

@@ -48,6 +48,7 @@ class Target(nn.Module):
         super().__init__()
         self.spec = layer_spec(config)
         self.name, self.fingerprint, self.tokenizer = name, fingerprint, tokenizer
+        self.folder: Path | None = None  # where the weights lie, if they came from a folder
         self.layer_count: int = config.num_hidden_layers
         self.vocab: int = config.vocab_size
         # Beyond a sliding window old keys would have to fade out of sight; we stop there instead.
@@ -91,6 +92,7 @@ class Target(nn.Module):
             ) from None
         state = {name: tensor.to(device, dtype) for name, tensor in state.items()}
         target = Target(AutoConfig.from_pretrained(folder), state, AutoTokenizer.from_pretrained(folder), **names)
+        target.folder = folder
         return target.to(device).pack()
 
     def pack(self) -> Target:

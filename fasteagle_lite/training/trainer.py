@@ -184,8 +184,8 @@ class Trainer:
             begun = time.perf_counter()
             batch = self.batches.of(sequences)
             loss, parts = self.loss(batch)
-            if not math.isfinite(float(loss)):
-                raise UserError(f"The loss became {float(loss)} at {self.visits:,} visits. Lower --learning-rate.")
+            if not math.isfinite(loss.item()):
+                raise UserError(f"The loss became {loss.item()} at {self.visits:,} visits. Lower --learning-rate.")
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
