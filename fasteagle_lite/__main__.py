@@ -116,6 +116,8 @@ def _generate(options: argparse.Namespace) -> None:
     from .engine import LaneSpec
 
     drafter, *rest = options.drafter.split(":")
+    if rest and (options.tree or options.budget):
+        raise UserError("Give the tree either behind --drafter or with --tree and --budget, not both.")
     spec = LaneSpec.parse(options.drafter) if rest else LaneSpec.of(drafter, options.tree, options.budget)
     engine, sampling = _setup(options)
     prefix = engine.prefill(options.prompt, options.max_new_tokens)

@@ -41,6 +41,8 @@ def _prompts(file: Path) -> tuple[str, ...]:
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         prompts = tuple(json.loads(line)["turns"][0] for line in lines)
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise TypeError("a turn is no string")
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, KeyError, IndexError, TypeError) as error:

@@ -56,13 +56,13 @@ class LaneSpec:
         if drafter not in DRAFTERS:
             raise UserError(f"Unknown drafter {drafter!r}. Choose from {', '.join(DRAFTERS)}.")
         tree = DEFAULT_TREES[drafter]
-        if drafter == "none":
+        chosen = replace(tree, kind=kind or tree.kind, budget=tree.budget if budget is None else budget)
+        if drafter == "none":  # has nothing to choose from, but what was chosen must make sense
             return LaneSpec(drafter, tree)
-        tree = replace(tree, kind=kind or tree.kind, budget=tree.budget if budget is None else budget)
         kinds = DRAFTERS[drafter].TREES
-        if tree.kind not in kinds:
-            raise UserError(f"The {drafter} drafter has no {tree.kind!r} tree. Choose from {', '.join(kinds)}.")
-        return LaneSpec(drafter, tree)
+        if chosen.kind not in kinds:
+            raise UserError(f"The {drafter} drafter has no {chosen.kind!r} tree. Choose from {', '.join(kinds)}.")
+        return LaneSpec(drafter, chosen)
 
     @staticmethod
     def parse(text: str) -> LaneSpec:

@@ -67,7 +67,7 @@ def gumbel(seed: int, position: int, tokens: Tensor) -> Tensor:
     key = torch.tensor([seed], dtype=torch.int64, device=tokens.device)
     key = _splitmix(_splitmix(key) + position)
     bits = _splitmix(key + tokens.long() * _GOLDEN)
-    uniform = (_shift(bits, 11).double() + 0.5) * 2.0**-53  # in (0, 1), never 0 or 1
+    uniform = (_shift(bits, 12).double() + 0.5) * 2.0**-52  # in (0, 1), never 0 or 1
     return -torch.log(-torch.log(uniform))
 
 

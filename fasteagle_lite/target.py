@@ -91,7 +91,14 @@ class Target(nn.Module):
                 f"{file} is not a readable safetensors file ({error}). Delete it and fetch it again."
             ) from None
         state = {name: tensor.to(device, dtype) for name, tensor in state.items()}
-        target = Target(AutoConfig.from_pretrained(folder), state, AutoTokenizer.from_pretrained(folder), **names)
+        try:
+            config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # transformers raises whatever its parsers meet
+            raise UserError(f"The configuration or the tokenizer in {folder} cannot be read ({error!r}).") from None
+        try:
+            target = Target(config, state, tokenizer, **names)
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"The weights in {folder} do not fit its config.json ({str(error)[:200]}).") from None
         target.folder = folder
         return target.to(device).pack()
 
@@ -144,6 +151,10 @@ class Target(nn.Module):
         """Token ids of a one-turn chat, ready for the assistant's answer."""
         if not prompt.strip():
             raise UserError("The prompt is empty. Type a question or an instruction.")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError("The prompt is not valid text: it holds bytes that are no UTF-8.") from None
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
         return list(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 _UNFINISHED = "\ufffd"
+_PATIENCE = 64  # tokens: garbage bytes may never make a character
 
 
 class Detokenizer:
@@ -19,22 +20,24 @@ class Detokenizer:
         self.before: list[
             int
         ] = []  # the last tokens already shown: some tokenizers' pieces depend on their left neighbour
-        self.held: list[int] = []  # tokens since then, not shown yet
+        self.held: list[int] = []  # tokens since then; their last character may be incomplete
+        self.shown = 0  # characters of theirs that have been shown
 
     def push(self, token: int) -> str:
         if self.tokenizer is None:
             return f" {token}"
         self.held.append(token)
-        piece = self._held_text()
-        if piece.endswith(_UNFINISHED) and len(self.held) < 4:  # a character has at most four bytes
-            return ""
-        self.before, self.held = self.held, []
+        text = self._held_text()
+        complete = text.rstrip(_UNFINISHED) if len(self.held) < _PATIENCE else text
+        piece, self.shown = complete[self.shown :], max(self.shown, len(complete))
+        if complete == text:
+            self.before, self.held, self.shown = self.held, [], 0
         return piece
 
     def flush(self) -> str:
         """What is left when no more tokens come (a character cut off by the length limit)."""
-        piece = self._held_text() if self.held else ""
-        self.held = []
+        piece = self._held_text()[self.shown :] if self.held else ""
+        self.before, self.held, self.shown = [], [], 0
         return piece
 
     def one(self, token: int) -> str:

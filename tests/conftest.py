@@ -25,6 +25,12 @@ def own_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
         monkeypatch.delenv("FASTEAGLE_TARGET", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same numbers in every run, in whatever order the tests come."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def model() -> Any:
     """transformers' side of the tiny model without a tokenizer."""

@@ -67,7 +67,7 @@ def splitmix(x: int) -> int:
 def test_noise_is_splitmix_of_seed_position_and_token(seed: int, position: int) -> None:
     tokens = [0, 1, 2, 49151]
     key = splitmix((splitmix(seed) + position) % 2**64)
-    uniform = [((splitmix((key + t * 0x9E3779B97F4A7C15) % 2**64) >> 11) + 0.5) / 2**53 for t in tokens]
+    uniform = [((splitmix((key + t * 0x9E3779B97F4A7C15) % 2**64) >> 12) + 0.5) / 2**52 for t in tokens]
     wanted = [-math.log(-math.log(u)) for u in uniform]
     assert gumbel(seed, position, torch.tensor(tokens)).tolist() == pytest.approx(wanted, abs=1e-12)
 

@@ -194,13 +194,16 @@ def real_model(real_engine: Engine) -> Any:
 
 
 @pytest.mark.real
-def test_real_logits(real_engine: Engine, real_model: Any) -> None:
-    target = real_engine.target
-    tokens = target.encode_chat(PROMPT)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_real_logits(packed: bool, real_engine: Engine, real_model: Any) -> None:
+    target = real_engine.target if packed else Target.from_model(real_model)
+    tokens = real_engine.target.encode_chat(PROMPT)
     with torch.no_grad():
         theirs = real_model(torch.tensor([tokens])).logits
     logits, _ = in_chunks(target, tokens, [len(tokens) - 9, 8, 1])
-    assert (logits - theirs).abs().max() < 1e-4
+    # Logits reach 30 here: transformers' own attention kernels differ from each other, and from fp64, by 0.6e-4 to 1.1e-4.
+    # oneDNN sums in yet another order, so the packed weights get twice the room.
+    assert (logits - theirs).abs().max() < (2e-4 if packed else 1e-4)
 
 
 @pytest.mark.real

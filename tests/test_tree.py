@@ -133,9 +133,7 @@ def test_best_first_takes_the_most_probable_paths(seed: int) -> None:
     )
     tables = marginals(rng, depth, width)
     tree = grow(TreeConfig("best_first", budget, top_k, depth), 7, expand_of(tables), depth, passes=1)
-    every = [
-        path for d in range(1, depth + 1) for path in itertools.product(*(table[:top_k] for table in tables[:d]))
-    ]
+    every = [path for d in range(1, depth + 1) for path in itertools.product(*(table[:top_k] for table in tables[:d]))]
     every.sort(key=lambda path: -sum(p for _, p in path))
     wanted = [tuple(token for token, _ in path) for path in every[: budget - 1]]
     assert set(paths(tree)) == set(wanted)

@@ -56,7 +56,7 @@ def noise() -> Tensor:
     seeds, positions, tokens = (np.arange(n, dtype=np.uint64) for n in (MOST, LONGEST + 1, VOCAB))
     keys = splitmix(splitmix(seeds)[:, None] + positions)[..., None]
     bits = splitmix(keys + tokens * np.uint64(0x9E3779B97F4A7C15))
-    table = torch.from_numpy(-np.log(-np.log(((bits >> np.uint64(11)).astype(float) + 0.5) / 2**53)))
+    table = torch.from_numpy(-np.log(-np.log(((bits >> np.uint64(12)).astype(float) + 0.5) / 2**52)))
     for seed, position in itertools.product((0, 1, 777, MOST - 1), range(LONGEST + 1)):
         assert torch.allclose(table[seed, position], gumbel(seed, position, torch.arange(VOCAB)), atol=1e-10)
     return table
@@ -173,7 +173,6 @@ class Rounds:
         if key not in self.logits:
             self.logits[key] = torch.tensor([TABLE[c] for c in node_contexts(committed, tree)])
         return self.logits[key]
-
 
 
 def joint(sampling: Sampling, length: int) -> dict[Context, float]:

@@ -118,7 +118,12 @@ def greedy_reference(model: Any, prompt: list[int], count: int, eos: int | None 
     """transformers' own greedy output."""
     ids = torch.tensor([prompt])
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=eos, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
 

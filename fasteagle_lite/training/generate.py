@@ -127,6 +127,10 @@ def generate_corpus(
             if tuple(row.tokens) not in kept:
                 kept[tuple(row.tokens)] = row.start
                 written += len(row.tokens) - row.start
+        if not kept:
+            raise UserError(
+                f"The target ended none of {batch} questions within {LONGEST_QUESTION} tokens: it cannot write a corpus."
+            )
         rate = written / (time.perf_counter() - begun)
         show(f"generated {written:,} of {response_tokens:,} response tokens, {rate:.0f}/s")
         save_corpus(file, [(start, list(tokens)) for tokens, start in kept.items()])

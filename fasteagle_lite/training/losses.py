@@ -77,13 +77,13 @@ class Vocabulary:
 
 
 def soft_cross_entropy(logits: Tensor, ids: Tensor, probs: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Mean of -sum_k p_k log q_k over rows: logits (R, M), teacher ids and probs (R, K)."""
+    """Mean of -sum_k p_k log q_k over rows, 0 without any: logits (R, M), teacher ids and probs (R, K)."""
     if vocabulary.place is not None:
         ids = vocabulary.place[ids]
     picked = logits.gather(1, ids).float()
     weighted = logits if vocabulary.log_weight is None else logits + vocabulary.log_weight
     normaliser = torch.logsumexp(weighted.float(), dim=-1, keepdim=True)
-    return -(probs * (picked - normaliser)).sum(-1).mean()
+    return -(probs * (picked - normaliser)).sum() / max(1, len(logits))
 
 
 def _rows(rope: Rope, count: int, like: Tensor) -> Rows:

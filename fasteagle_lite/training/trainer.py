@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
         self.visits, self.step, self.seconds = 0, 0, 0.0
         self.history: list[dict[str, Any]] = []
-        key = json.dumps([asdict(config), corpus.sha256, target.fingerprint, str(start_from)])
+        # Not by the number of visits: a run can be made longer or shorter while it goes on.
+        key = json.dumps([asdict(replace(config, visits=1)), corpus.sha256, target.fingerprint, str(start_from)])
         self.state_file = state_folder / f"{config.drafter}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
 
     def loss(self, batch: Batch) -> tuple[Tensor, list[float]]:
@@ -245,10 +246,15 @@ class Trainer:
         """Go on where a run with the same configuration, data and target stopped; False if there is none."""
         if not self.state_file.is_file():
             return False
-        state = torch.load(self.state_file, map_location=self.target.device, weights_only=True)
-        self.model.load_state_dict(state["model"], strict=False)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.visits, self.step, self.seconds, self.history = state["progress"]
+        try:
+            state = torch.load(self.state_file, map_location=self.target.device, weights_only=True)
+            self.model.load_state_dict(state["model"], strict=False)
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.visits, self.step, self.seconds, self.history = state["progress"]
+        except Exception as error:  # torch, pickle and zip each have their own
+            raise UserError(
+                f"The training state {self.state_file} is damaged ({error!r}). Delete it to begin anew."
+            ) from None
         return True
 
     def export(self, folder: Path, command: str) -> None:
