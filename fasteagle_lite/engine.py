@@ -37,9 +37,9 @@ TITLES = {
 # Best settings of each drafter on two CPU cores (README, "Choosing a tree").
 DEFAULT_TREES = {
     "none": TreeConfig("chain", budget=1),
-    "cascade": TreeConfig("best_first", budget=8, top_k=4, depth=8),
-    "autoregressive": TreeConfig("dynamic", budget=8, top_k=4, depth=4),
-    "lookup": TreeConfig("chain", budget=8, depth=16),
+    "cascade": TreeConfig("best_first", budget=6, top_k=4, depth=4),
+    "autoregressive": TreeConfig("dynamic", budget=6, top_k=3, depth=3),
+    "lookup": TreeConfig("chain", budget=6, depth=16),
 }
 
 
