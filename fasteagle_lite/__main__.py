@@ -140,9 +140,10 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _race(options: argparse.Namespace) -> None:
 
-    from .bench import first_difference, warm_up
+    from .bench import warm_up
     from .engine import LaneSpec
     from .race import race
+    from .trace import first_difference
 
     specs = {str(spec): spec for spec in map(LaneSpec.parse, options.drafters)}
     engine, sampling = _setup(options)

@@ -16,7 +16,7 @@ from .peers import NAME as PEER_NAME
 from .peers import TransformersPeer
 from .sampling import Sampling
 from .store import say
-from .trace import Trace, mean_accepted_length
+from .trace import Trace, first_difference, mean_accepted_length
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,6 @@ def warm_up(engine: Engine, specs: Iterable[LaneSpec]) -> None:
     for spec in specs:
         for _ in engine.run(spec, prefix, 24, Sampling()):
             pass
-
-
-def first_difference(plain: Trace, other: Trace) -> int | None:
-    """Index of the first token in which two outputs differ; None if they are identical."""
-    if plain.tokens == other.tokens:
-        return None
-    pairs = zip(plain.tokens, other.tokens, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain.tokens), len(other.tokens)))
 
 
 def measure(
@@ -170,6 +162,14 @@ def overall(results: dict[str, Any]) -> dict[str, dict[str, float]]:
         }
         for lane, cells in rows.items()
     }
+
+
+def summary(results: dict[str, Any]) -> str:
+    """A short Markdown table: the lanes over all tasks."""
+    lines = ["| lane | vs plain | τ | identical to plain |", "|---|---|---|---|"]
+    for lane, r in overall(results).items():
+        lines.append(f"| `{lane}` | {r['speedup']:.2f}x | {r['tau']:.2f} | {r['identical']:.0%} |")
+    return "\n".join(lines)
 
 
 def table(results: dict[str, Any]) -> str:

@@ -121,5 +121,13 @@ class Trace:
             raise UserError(f"The trace {path} cannot be read ({error}).") from None
 
 
+def first_difference(plain: Trace, other: Trace) -> int | None:
+    """Index of the first token in which two outputs differ; None if they are identical."""
+    if plain.tokens == other.tokens:
+        return None
+    pairs = zip(plain.tokens, other.tokens, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain.tokens), len(other.tokens)))
+
+
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -11,7 +11,6 @@ from test_trace import FIRST
 
 from fasteagle_lite.bench import (
     Task,
-    first_difference,
     measure,
     overall,
     read_tasks,
@@ -22,7 +21,7 @@ from fasteagle_lite.bench import (
 from fasteagle_lite.engine import Engine, LaneSpec
 from fasteagle_lite.errors import UserError
 from fasteagle_lite.sampling import Sampling
-from fasteagle_lite.trace import Round, Trace
+from fasteagle_lite.trace import Round, Trace, first_difference
 
 
 def trace(*rounds: tuple[list[int], float, float, float]) -> Trace:

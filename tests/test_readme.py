@@ -1,5 +1,6 @@
 """What the README shows must work as it stands."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fasteagle_lite.__main__ import _parser
+from fasteagle_lite.bench import summary
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,6 +32,12 @@ def test_there_are_commands_and_a_python_example():
 def test_python_examples_run(code, capsys):
     exec(compile(code, "README.md", "exec"), {})
     assert "tokens in" in capsys.readouterr().out
+
+
+def test_the_table_is_the_recorded_results():
+    results = json.loads((ROOT / "assets" / "results" / "cpu-greedy.json").read_text())
+    assert summary(results) in README
+    assert results["environment"]["device"] in README
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", README))

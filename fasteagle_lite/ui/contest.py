@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..bench import first_difference
 from ..engine import Engine, LaneSpec
 from ..race import race
-from ..trace import Round, Trace
+from ..trace import Round, Trace, first_difference
 from ..viz.lanes import LaneView, lanes_html, speedup
 from ..viz.tree import tree_html
 from .order import Order

@@ -112,7 +112,7 @@ class Handlers:
         seed: int = 0,
         cascade_tree: str = "best_first",
         autoregressive_tree: str = "dynamic",
-        budget: int = 8,
+        budget: int = DEFAULT_TREES["cascade"].budget,
     ) -> dict[str, Any]:
         """Race `lanes` (of autoregressive, cascade, lookup) against plain decoding; returns figures and texts."""
         try:
