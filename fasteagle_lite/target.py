@@ -98,7 +98,8 @@ class Target(nn.Module):
         try:
             target = Target(config, state, tokenizer, **names)
         except (KeyError, RuntimeError) as error:
-            raise UserError(f"The weights in {folder} do not fit its config.json ({str(error)[:200]}).") from None
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"The weights in {folder} do not fit its config.json ({reason}).") from None
         target.folder = folder
         return target.to(device).pack()
 

@@ -28,7 +28,8 @@ class Detokenizer:
             return f" {token}"
         self.held.append(token)
         text = self._held_text()
-        complete = text.rstrip(_UNFINISHED) if len(self.held) < _PATIENCE else text
+        # At most three bytes can still become a character; replacement characters before them are there to stay.
+        complete = text[:-3] + text[-3:].rstrip(_UNFINISHED) if len(self.held) < _PATIENCE else text
         piece, self.shown = complete[self.shown :], max(self.shown, len(complete))
         if complete == text:
             self.before, self.held, self.shown = self.held, [], 0

@@ -16,6 +16,7 @@ from gradio_client.exceptions import AppError
 
 import app
 from fasteagle_lite import ui
+from fasteagle_lite.engine import LaneSpec
 from fasteagle_lite.errors import UserError
 from fasteagle_lite.ui.contest import Result, difference
 from fasteagle_lite.ui.order import Order
@@ -185,7 +186,9 @@ def test_lanes_come_in_one_order():
 
 def test_compare_answers_with_plain_figures(client):
     figures = client.predict("Why?", ["cascade", "lookup"], 16, api_name="/compare")
-    assert [lane["lane"] for lane in figures["lanes"]] == ["none", "cascade:best_first:8", "lookup:chain:8"]
+    assert [lane["lane"] for lane in figures["lanes"]] == [
+        str(LaneSpec.of(name)) for name in ("none", "cascade", "lookup")
+    ]
     assert all(lane["identical"] and lane["tokens"] == 16 for lane in figures["lanes"])
     assert figures["lanes"][0]["speedup"] == 1.0 and figures["environment"]["target"] == "tiny"
 

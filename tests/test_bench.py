@@ -150,7 +150,12 @@ def test_a_run(target_folder: Path, checkpoints: Path, tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     results = measure(engine, tasks, specs, 12, Sampling(1.0, seed=2), command="a command", out=out)
     assert json.loads(out.read_text()) == results
-    assert results["lanes"] == ["none", "cascade:best_first:8", "lookup:chain:8", "autoregressive:chain:4"]
+    assert results["lanes"] == [
+        "none",
+        str(LaneSpec.of("cascade")),
+        str(LaneSpec.of("lookup")),
+        "autoregressive:chain:4",
+    ]
     assert results["sampling"] == {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 2}
     assert (results["command"], results["max_new_tokens"]) == ("a command", 12)
     assert results["environment"]["target"] == str(target_folder)

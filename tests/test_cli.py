@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fasteagle_lite.__main__ import main
+from fasteagle_lite.engine import LaneSpec
 from fasteagle_lite.trace import Trace
 from fasteagle_lite.training.data import Corpus
 
@@ -85,14 +86,16 @@ def test_race_lanes_agree(cli: Cli) -> None:
     assert out.count("  yes\n") == 4
     assert "NO" not in out
     traces = [Trace.from_json(json.dumps(t)) for t in json.loads(cli("race", *options, *lanes, "--json")[1])]
-    assert [t.lane for t in traces] == ["none", "cascade:best_first:8", "autoregressive:dynamic:8", "lookup:chain:8"]
+    assert [t.lane for t in traces] == [
+        str(LaneSpec.of(name)) for name in ("none", "cascade", "autoregressive", "lookup")
+    ]
     assert len({t.tokens for t in traces}) == 1
 
 
 def test_race_without_plain_decoding(cli: Cli) -> None:
     code, out, _ = cli("race", "--prompt", "Hi", "--max-new-tokens", "8", "--drafters", "lookup", "cascade")
     assert code == 0
-    assert "lookup:chain:8" in out
+    assert str(LaneSpec.of("lookup")) in out
 
 
 def test_bench_writes_what_it_promises(cli: Cli, tasks: Path, tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_bench_writes_what_it_promises(cli: Cli, tasks: Path, tmp_path: Path) ->
     code, out, _ = cli("bench", "--tasks", str(tasks), "--limit", "2", "--max-new-tokens", "10", "--json", str(file))
     assert code == 0
     results = json.loads(file.read_text())
-    lanes = ["none", "lookup:chain:8", "autoregressive:dynamic:8", "cascade:best_first:8"]
+    lanes = [str(LaneSpec.of(name)) for name in ("none", "lookup", "autoregressive", "cascade")]
     assert results["lanes"] == lanes
     assert results.keys() >= {"command", "date", "environment", "max_new_tokens", "sampling", "tasks"}
     assert results["environment"].keys() >= {"device", "cores", "threads", "dtype", "python", "torch", "target"}

@@ -23,6 +23,7 @@ from ..target import Target
 
 QUESTION_TEMPERATURE, ANSWER_TEMPERATURE = 0.9, 0.7
 LONGEST_QUESTION, LONGEST_ANSWER = 64, 192
+BARREN_BATCHES = 5  # without a single new answer, after which the target is given up
 # Kinds of request, so that the target does not only ask what comes to its mind first; None leaves it free.
 OPENERS: tuple[str | None, ...] = (
     None, None, None, None, "Write a Python function that", "Write a Python program to", "Complete the following code:\n\ndef",
@@ -120,20 +121,24 @@ def generate_corpus(
         raise UserError(f"--generate is {response_tokens}; ask for at least 1 response token.")
     if target.tokenizer is None or not target.tokenizer.chat_template:
         raise UserError("The target's tokenizer has no chat template; sequences cannot be generated with it.")
-    generator, kept, begun = Generator(target, seed, batch), {}, time.perf_counter()
-    written = 0
+    generator, begun = Generator(target, seed, batch), time.perf_counter()
+    kept: dict[tuple[int, ...], int] = {}  # tokens -> index of the first answer token
+    written = barren = 0
     while written < response_tokens:
+        before = written
         for row in generator.write():
             if tuple(row.tokens) not in kept:
                 kept[tuple(row.tokens)] = row.start
                 written += len(row.tokens) - row.start
-        if not kept:
+        barren = 0 if written > before else barren + 1
+        if barren == BARREN_BATCHES:
             raise UserError(
-                f"The target ended none of {batch} questions within {LONGEST_QUESTION} tokens: it cannot write a corpus."
+                f"The target wrote nothing new in {barren} batches of {batch}: it cannot make a corpus of that size."
             )
-        rate = written / (time.perf_counter() - begun)
-        show(f"generated {written:,} of {response_tokens:,} response tokens, {rate:.0f}/s")
-        save_corpus(file, [(start, list(tokens)) for tokens, start in kept.items()])
+        if kept:
+            rate = written / (time.perf_counter() - begun)
+            show(f"generated {written:,} of {response_tokens:,} response tokens, {rate:.0f}/s")
+            save_corpus(file, [(start, list(tokens)) for tokens, start in kept.items()])
 
 
 def save_corpus(file: Path, sequences: list[tuple[int, list[int]]]) -> None:
