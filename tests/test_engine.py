@@ -10,8 +10,9 @@ import pytest
 import tiny
 import torch
 
-from fasteagle_lite import Engine, LaneSpec, Sampling, Trace, TreeConfig, UserError, load
+from fasteagle_lite import Engine, LaneSpec, Sampling, Trace, UserError, load
 from fasteagle_lite.engine import DEFAULT_TREES, DRAFTERS, TITLES
+from fasteagle_lite.trace import mean_accepted_length
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -101,7 +102,7 @@ def real_outputs(real_engine: Engine) -> dict[tuple[str, bool], list[int]]:
 SAMPLED = Sampling(0.8, top_p=0.95, seed=11)
 
 
-def real_spec(engine: Engine, name: str, kind: str) -> LaneSpec:
+def real_spec(engine: Engine, name: str, kind: str | None) -> LaneSpec:
     if name not in engine.models and name != "lookup":
         reason = f"no {name} checkpoint in assets/"
         if os.environ.get("CI"):
@@ -141,7 +142,10 @@ def test_real_plain_decoding_is_transformers(
 @pytest.mark.parametrize("name", ["cascade", "autoregressive"])
 def test_real_drafters_are_accepted(name: str, real_engine: Engine) -> None:
     """A drafter that does not match its target would still give the right text, one token a round."""
-    spec = real_spec(real_engine, name, "chain")
-    rounds = list(real_engine.run(spec, real_engine.prefill(PROMPTS[0], COUNT), COUNT, Sampling()))
-    assert len(rounds) < 0.75 * COUNT
-    assert spec.tree == TreeConfig("chain", spec.tree.budget, spec.tree.top_k, spec.tree.depth)
+    spec = real_spec(real_engine, name, None)
+    rounds = [
+        step
+        for prompt in PROMPTS
+        for step in real_engine.run(spec, real_engine.prefill(prompt, COUNT), COUNT, Sampling())
+    ]
+    assert mean_accepted_length(rounds) > 1.35
