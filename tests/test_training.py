@@ -24,10 +24,11 @@ from fasteagle_lite.llama import KVCache, Rows, attention_bias
 from fasteagle_lite.target import Target
 from fasteagle_lite.trace import mean_accepted_length
 from fasteagle_lite.training import losses
+from fasteagle_lite.training.batches import Batches
 from fasteagle_lite.training.data import Corpus, Features, length_batches
 from fasteagle_lite.training.generate import LONGEST_ANSWER, LONGEST_QUESTION, Generator, generate_corpus, save_corpus
 from fasteagle_lite.training.losses import Batch, Vocabulary, agreement, soft_cross_entropy, unrolled_states
-from fasteagle_lite.training.trainer import Batches, TrainConfig, Trainer
+from fasteagle_lite.training.trainer import TrainConfig, Trainer
 from fasteagle_lite.tree import TreeConfig
 
 KINDS = ("cascade", "autoregressive")

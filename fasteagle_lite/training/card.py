@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..drafters.checkpoint import Model, own_state
+from ..store import DEFAULT_NAME
 
 TITLES = {
     "cascade": "FastEagle cascade drafter (arXiv 2509.20416)",
@@ -15,6 +16,8 @@ TITLES = {
 def model_card(model: Model, provenance: dict[str, Any]) -> str:
     """Markdown for README.md of a checkpoint folder."""
     parameters = sum(v.numel() for v in own_state(model).values() if v.is_floating_point())
+    name = provenance["target"]["name"]
+    base = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == DEFAULT_NAME else name
     corpus, config, environment = provenance["corpus"], provenance["config"], provenance["environment"]
     rows = [
         f"| {h['visits']:,} | " + " | ".join(f"{x:.3f}" for x in h["agreement"]) + " |" for h in provenance["history"]
@@ -24,12 +27,12 @@ def model_card(model: Model, provenance: dict[str, Any]) -> str:
         [
             "---",
             "license: apache-2.0",
-            "base_model: HuggingFaceTB/SmolLM2-135M-Instruct",
+            f"base_model: {base}",
             "---",
             "",
             f"# {TITLES[model.kind]}",
             "",
-            f"Drafts for `{provenance['target']['name']}` (fingerprint `{provenance['target']['fingerprint'][:16]}`) in FastEagle Lite.",
+            f"Drafts for `{name}` (fingerprint `{provenance['target']['fingerprint'][:16]}`) in FastEagle Lite.",
             f"{parameters / 1e6:.1f} M weights of its own in half precision; embedding and head rows are the target's.",
             "",
             f"Trained on {corpus['response_tokens']:,} response tokens in {corpus['sequences']:,} sequences written by the target",
