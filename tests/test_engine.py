@@ -102,23 +102,30 @@ def real_outputs(real_engine: Engine) -> dict[tuple[str, bool], list[int]]:
 SAMPLED = Sampling(0.8, top_p=0.95, seed=11)
 
 
-def real_spec(engine: Engine, name: str, kind: str | None) -> LaneSpec:
+def real_spec(engine: Engine, name: str, kind: str | None, budget: int | None = None) -> LaneSpec:
     if name not in engine.models and name != "lookup":
         reason = f"no {name} checkpoint in assets/"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    return LaneSpec.of(name, kind)
+    return LaneSpec.of(name, kind, budget)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("budget", "prompts"), [(None, PROMPTS), (2, PROMPTS[1:2]), (24, PROMPTS[1:2])])
 @pytest.mark.parametrize(("name", "kind"), tiny.TREES)
 def test_real_outputs_are_the_targets_own(
-    name: str, kind: str, greedy: bool, real_engine: Engine, real_outputs: dict[tuple[str, bool], list[int]]
+    name: str,
+    kind: str,
+    budget: int | None,
+    prompts: tuple[str, ...],
+    greedy: bool,
+    real_engine: Engine,
+    real_outputs: dict[tuple[str, bool], list[int]],
 ) -> None:
-    spec = real_spec(real_engine, name, kind)
-    for prompt in PROMPTS:
+    spec = real_spec(real_engine, name, kind, budget)
+    for prompt in prompts:
         prefix = real_engine.prefill(prompt, COUNT)
         rounds = list(real_engine.run(spec, prefix, COUNT, Sampling() if greedy else SAMPLED))
         assert [token for r in rounds for token in r.committed] == real_outputs[prompt, greedy]
