@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: run test check install install-dev format
+.PHONY: run test check install install-dev
 
 run: install
 	$(BIN)/python app.py

@@ -116,7 +116,7 @@ def _generate(options: argparse.Namespace) -> None:
     from .engine import LaneSpec
 
     drafter, *rest = options.drafter.split(":")
-    if rest and (options.tree or options.budget):
+    if rest and (options.tree is not None or options.budget is not None):
         raise UserError("Give the tree either behind --drafter or with --tree and --budget, not both.")
     spec = LaneSpec.parse(options.drafter) if rest else LaneSpec.of(drafter, options.tree, options.budget)
     engine, sampling = _setup(options)
@@ -139,24 +139,18 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _race(options: argparse.Namespace) -> None:
-
     from .bench import warm_up
     from .engine import LaneSpec
-    from .race import race
-    from .trace import first_difference
+    from .race import Contest
+    from .trace import first_difference, speedup
 
-    specs = {str(spec): spec for spec in map(LaneSpec.parse, options.drafters)}
+    specs = list(dict.fromkeys(map(LaneSpec.parse, options.drafters)))
     engine, sampling = _setup(options)
-    warm_up(engine, list(specs.values()))
-    prefix = engine.prefill(options.prompt, options.max_new_tokens)
-    rounds = {name: [] for name in specs}  # type: ignore[var-annotated]
-    lanes = {name: engine.run(spec, prefix, options.max_new_tokens, sampling) for name, spec in specs.items()}
-    for name, r in race(lanes):
-        rounds[name].append(r)
-    traces = {
-        name: engine.trace(spec, options.prompt, prefix, rounds[name], options.max_new_tokens, sampling)
-        for name, spec in specs.items()
-    }
+    warm_up(engine, specs)
+    contest = Contest(engine, specs, options.prompt, options.max_new_tokens, sampling)
+    for _ in contest:
+        pass
+    traces = {trace.lane: trace for trace in contest.traces()}
     if options.json:
         print("[" + ",\n".join(trace.to_json() for trace in traces.values()) + "]")
         return
@@ -167,7 +161,7 @@ def _race(options: argparse.Namespace) -> None:
     )
     for name, trace in traces.items():
         n = len(trace.rounds)
-        ratio = f"{plain.seconds / trace.seconds * len(trace.tokens) / len(plain.tokens):.2f}x" if plain else "-"
+        ratio = f"{speedup(plain, trace):.2f}x" if plain else "-"
         same = "-" if plain is None else "yes" if first_difference(plain, trace) is None else "NO"
         print(
             f"{name:<30}{trace.tokens_per_second:>9.1f}{trace.tau:>6.2f}{ratio:>10}"
@@ -181,11 +175,11 @@ def _bench(options: argparse.Namespace) -> None:
     from .engine import LaneSpec
 
     specs = list(dict.fromkeys(map(LaneSpec.parse, options.drafters)))
+    if options.peers and options.temperature != 0:
+        raise UserError("--peers compares greedy outputs; leave --temperature at 0.")
     tasks = read_tasks(options.tasks, options.limit)
     engine, sampling = _setup(options)
     command = shlex.join(["python", "-m", "fasteagle_lite", *sys.argv[1:]])
-    if options.peers and not sampling.greedy:
-        raise UserError("--peers compares greedy outputs; leave --temperature at 0.")
     results = measure(
         engine, tasks, specs, options.max_new_tokens, sampling, command=command, out=options.json, peers=options.peers
     )

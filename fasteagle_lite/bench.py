@@ -119,15 +119,14 @@ def summarise(traces: list[Trace], plain: list[Trace]) -> dict[str, Any]:
     `overhead` is the median time of a round outside the models, relative to the median one-row target forward.
     """
     rounds = [r for trace in traces for r in trace.rounds]
-    tokens, seconds = sum(len(t.tokens) for t in traces), sum(t.seconds for t in traces)
-    plain_tokens, plain_seconds = sum(len(t.tokens) for t in plain), sum(t.seconds for t in plain)
+    rate = _rate(traces)
     step = statistics.median(r.verify_seconds for t in plain for r in t.rounds)
     return {
         "prompts": len(traces),
-        "tokens": tokens,
+        "tokens": sum(len(t.tokens) for t in traces),
         "rounds": len(rounds),
-        "tokens_per_second": round(tokens / seconds, 2),
-        "speedup": round((plain_seconds / plain_tokens) / (seconds / tokens), 3),
+        "tokens_per_second": round(rate, 2),
+        "speedup": round(rate / _rate(plain), 3),
         "tau": round(mean_accepted_length(rounds), 3),
         "identical": sum(first_difference(p, t) is None for p, t in zip(plain, traces, strict=True)) / len(traces),
         "draft_ms": round(1e3 * statistics.mean(r.draft_seconds for r in rounds), 2),
@@ -138,14 +137,18 @@ def summarise(traces: list[Trace], plain: list[Trace]) -> dict[str, Any]:
     }
 
 
+def _rate(traces: list[Trace]) -> float:
+    """Tokens a second over all traces, without prefills."""
+    return sum(len(t.tokens) for t in traces) / sum(t.seconds for t in traces)
+
+
 def summarise_peer(generated: list[tuple[tuple[int, ...], float]], plain: list[Trace]) -> dict[str, Any]:
     """transformers' `generate` on one task; `speedup` is relative to our plain decoding, so below 1 if it is slower."""
     tokens = sum(len(out) for out, _ in generated)
     seconds = sum(len(out) * per_token for out, per_token in generated)
-    plain_rate = sum(len(t.tokens) for t in plain) / sum(t.seconds for t in plain)
     return {
         "tokens_per_second": round(tokens / seconds, 2),
-        "speedup": round(tokens / seconds / plain_rate, 3),
+        "speedup": round(tokens / seconds / _rate(plain), 3),
         "identical": sum(out == t.tokens for (out, _), t in zip(generated, plain, strict=True)) / len(plain),
     }
 

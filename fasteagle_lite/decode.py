@@ -81,6 +81,7 @@ def decode(
     """
     if len(prefix.tokens) + max_new_tokens + MAX_BUDGET > prefix.cache.capacity:
         raise UserError(f"The prefix has no room for {max_new_tokens:,} new tokens. Call prefill with that number.")
+    check_length(target, list(prefix.tokens), max_new_tokens)
     sampling = sampling or Sampling()
     device, cache, detokenizer = target.device, prefix.cache.fork(), Detokenizer(target.tokenizer)
     drafter.start(list(prefix.tokens), prefix.taps, max_new_tokens)

@@ -129,5 +129,10 @@ def first_difference(plain: Trace, other: Trace) -> int | None:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain.tokens), len(other.tokens)))
 
 
+def speedup(plain: Trace, trace: Trace) -> float | None:
+    """Tokens a second relative to plain decoding's, each on its own clock; None before both have a round."""
+    return trace.tokens_per_second / plain.tokens_per_second if plain.rounds and trace.rounds else None
+
+
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

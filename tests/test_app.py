@@ -18,9 +18,9 @@ import app
 from fasteagle_lite import ui
 from fasteagle_lite.engine import LaneSpec
 from fasteagle_lite.errors import UserError
-from fasteagle_lite.ui.contest import Result, difference
 from fasteagle_lite.ui.order import Order
 from fasteagle_lite.ui.race_tab import FRAMES_PER_SECOND, Handlers, offered
+from fasteagle_lite.ui.result import Result, difference
 
 FIELDS: dict[str, Any] = {
     "prompt": "Why is the sky blue?",

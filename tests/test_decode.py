@@ -125,22 +125,11 @@ def test_the_loop_is_right(checker: Callable[[Any, Target], bool], model: Any, t
 
 
 def trust_the_first_child(patch: pytest.MonkeyPatch, target: Target) -> None:
-    def mutant(tree: DraftTree, logits: Tensor, sampling: Sampling, position: int) -> Verdict:
-        if len(tree) > 1:
-            logits = logits.clone()
-            logits[0] = -torch.inf
-            logits[0, tree.tokens[1]] = 0.0
-        return walk(tree, logits, sampling, position)
-
-    patch.setattr(decode_module, "walk", mutant)
+    patch.setattr(decode_module, "walk", tiny.first_child_accepted)
 
 
 def take_the_bonus_from_the_root(patch: pytest.MonkeyPatch, target: Target) -> None:
-    def mutant(tree: DraftTree, logits: Tensor, sampling: Sampling, position: int) -> Verdict:
-        path = walk(tree, logits, sampling, position).path
-        return Verdict(path, draw(logits[0], sampling, position + len(path) + 1))
-
-    patch.setattr(decode_module, "walk", mutant)
+    patch.setattr(decode_module, "walk", tiny.bonus_from_the_root)
 
 
 def take_the_bonus_from_the_last_node(patch: pytest.MonkeyPatch, target: Target) -> None:
@@ -457,6 +446,12 @@ def test_lanes_of_a_race_do_not_touch_each_other(sampling: Sampling, target: Tar
 def test_lengths_that_do_not_fit_are_explained(prompt: list[int], count: int, sentence: str, target: Target) -> None:
     with pytest.raises(UserError, match=sentence):
         prefill(target, prompt, count)
+
+
+@pytest.mark.parametrize("count", [0, -4])
+def test_a_lane_without_a_length_is_explained(count: int, target: Target) -> None:
+    with pytest.raises(UserError, match=f"max-new-tokens is {count}"):
+        list(decode(target, NoDrafter(), prefill(target, PROMPT, 5), max_new_tokens=count))
 
 
 def test_a_lane_longer_than_its_prefix_allows_is_explained(target: Target) -> None:

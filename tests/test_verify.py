@@ -216,15 +216,6 @@ def test_every_output_is_the_plain_output_of_its_seed(name: str) -> None:
 # ---- what the law catches ---------------------------------------------------------------------------------------------
 
 
-def first_child_accepted(tree: DraftTree, logits: Tensor, sampling: Sampling, position: int) -> Verdict:
-    """A verifier that takes the first drafted token on trust."""
-    if len(tree) > 1:
-        logits = logits.clone()
-        logits[0] = -torch.inf
-        logits[0, tree.tokens[1]] = 0.0
-    return walk(tree, logits, sampling, position)
-
-
 def one_noise_for_all(tree: DraftTree, logits: Tensor, sampling: Sampling, position: int) -> Verdict:
     """A verifier whose noise forgets the position."""
     with pytest.MonkeyPatch.context() as patch:
@@ -232,12 +223,7 @@ def one_noise_for_all(tree: DraftTree, logits: Tensor, sampling: Sampling, posit
         return walk(tree, logits, sampling, position)
 
 
-def bonus_from_the_root(tree: DraftTree, logits: Tensor, sampling: Sampling, position: int) -> Verdict:
-    verdict = walk(tree, logits, sampling, position)
-    return Verdict(verdict.path, draw(logits[0], sampling, position + len(verdict.path) + 1))
-
-
-@pytest.mark.parametrize("mutant", [first_child_accepted, one_noise_for_all, bonus_from_the_root])
+@pytest.mark.parametrize("mutant", [tiny.first_child_accepted, one_noise_for_all, tiny.bonus_from_the_root])
 def test_the_law_catches_a_broken_verifier(mutant: Callable[..., Verdict], fast: None) -> None:
     check = partial(law_p, sampling=SETTINGS["whole"], seeds=range(3000))
     assert check(Rounds(likeliest, 3)) > 1e-4

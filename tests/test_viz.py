@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fasteagle_lite.trace import Round, Trace
-from fasteagle_lite.viz.lanes import LaneView, lanes_html, marked_text, speedup
+from fasteagle_lite.trace import Round, Trace, speedup
+from fasteagle_lite.viz.lanes import LaneView, lanes_html, marked_text
 from fasteagle_lite.viz.style import CSS
 from fasteagle_lite.viz.tree import percent, tree_html, tree_svg, visible
 

@@ -21,6 +21,7 @@ from fasteagle_lite.sampling import Sampling, draw
 from fasteagle_lite.store import fingerprint
 from fasteagle_lite.target import Target
 from fasteagle_lite.tree import DraftTree, TreeConfig
+from fasteagle_lite.verify import Verdict, walk
 
 VOCAB = 23  # of the models without a tokenizer
 SIZES = {
@@ -253,3 +254,17 @@ def warp_reference(logits: list[float], sampling: Sampling) -> np.ndarray:
         mass += probs[i]
     probs[[i for i in order if i not in kept]] = 0
     return probs / probs.sum()
+
+
+def first_child_accepted(tree: DraftTree, logits: Tensor, sampling: Sampling, position: int) -> Verdict:
+    """A verifier that takes the first drafted token on trust."""
+    if len(tree) > 1:
+        logits = logits.clone()
+        logits[0] = -torch.inf
+        logits[0, tree.tokens[1]] = 0.0
+    return walk(tree, logits, sampling, position)
+
+
+def bonus_from_the_root(tree: DraftTree, logits: Tensor, sampling: Sampling, position: int) -> Verdict:
+    verdict = walk(tree, logits, sampling, position)
+    return Verdict(verdict.path, draw(logits[0], sampling, position + len(verdict.path) + 1))

@@ -49,7 +49,7 @@ class Batches:
         batch = Batch(
             tokens=tokens,
             draft_tokens=self.index[tokens],
-            embeddings=F.embedding(tokens.to(self.target.device), self.target.embedding.weight.float()),
+            embeddings=F.embedding(tokens.to(self.target.device), self.target.embedding.weight).float(),
             taps=padded([view["taps"] for view in views]).float(),
             hidden=padded([view["hidden"] for view in views]).float(),
             teacher_ids=ids * known,

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine import LaneSpec
+from ..engine import Engine, LaneSpec
 from ..errors import UserError
+from ..race import Contest
 from ..sampling import Sampling
 
 # Lanes' order on screen; plain decoding, the reference, is always there and comes first.
@@ -55,6 +56,10 @@ class Order:
                 seed=_whole(seed, "The seed"),
             ),
         )
+
+    def contest(self, engine: Engine) -> Contest:
+        """The race itself, ready to be run."""
+        return Contest(engine, self.specs, self.prompt, self.max_new_tokens, self.sampling)
 
 
 def _number(value: Any, name: str) -> float:

@@ -14,8 +14,8 @@ from ..drafters.autoregressive import AutoregressiveDrafter
 from ..drafters.cascade import CascadeDrafter
 from ..engine import DEFAULT_TREES, TITLES, Engine
 from ..errors import UserError
-from .contest import Contest, Result
 from .order import LANES, Order
+from .result import Result
 
 # Everything that runs the model shares this place in the queue: lanes that are timed must never contend.
 MODEL = "model"
@@ -64,7 +64,7 @@ class Handlers:
             lanes = [spec.drafter for spec in order.specs]
             result = Result(order, shown if shown in lanes else lanes[-1])
             yield _note("Reading the prompt…"), gr.skip(), gr.skip(), result, gr.Slider(visible=False)
-            contest = Contest(self.engine, order)
+            contest = order.contest(self.engine)
         except UserError as error:
             yield notice(str(error)), EMPTY, EMPTY_TREE, None, gr.Slider(visible=False)
             return
@@ -128,7 +128,7 @@ class Handlers:
                 autoregressive_tree,
                 budget,
             )
-            contest = Contest(self.engine, order)
+            contest = order.contest(self.engine)
         except UserError as error:
             raise gr.Error(str(error), print_exception=False) from None
         for _ in contest:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..trace import Trace
+from ..trace import Trace, speedup
 
 LEGEND = (
     '<div class="fe-legend"><span><span class="fe-draft">accepted draft</span>: the drafter guessed it, the target agreed'
@@ -28,11 +28,6 @@ class LaneView:
     running: bool = False
     difference: int | None = None
     compared: bool = False
-
-
-def speedup(plain: Trace, trace: Trace) -> float | None:
-    """Tokens a second relative to plain decoding's, each on its own clock; None before both have a round."""
-    return trace.tokens_per_second / plain.tokens_per_second if plain.rounds and trace.rounds else None
 
 
 def lanes_html(lanes: Sequence[LaneView], max_new_tokens: int) -> str:

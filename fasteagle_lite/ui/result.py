@@ -1,44 +1,15 @@
-"""A race while it runs, and the record of it that a visitor's page shows."""
+"""The record of a race that a visitor's page shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine import Engine, LaneSpec
-from ..race import race
-from ..trace import Round, Trace, first_difference
-from ..viz.lanes import LaneView, lanes_html, speedup
+from ..engine import LaneSpec
+from ..trace import Round, Trace, first_difference, speedup
+from ..viz.lanes import LaneView, lanes_html
 from ..viz.tree import tree_html
 from .order import Order
-
-
-class Contest:
-    """The lanes of one order on a shared prefill.  Iterating runs them, round by round."""
-
-    def __init__(self, engine: Engine, order: Order):
-        self.engine, self.order = engine, order
-        self.prefix = engine.prefill(order.prompt, order.max_new_tokens)
-        self.lanes = {
-            spec.drafter: engine.run(spec, self.prefix, order.max_new_tokens, order.sampling) for spec in order.specs
-        }
-        self.rounds: dict[str, list[Round]] = {name: [] for name in self.lanes}
-
-    def __iter__(self) -> Iterator[None]:
-        for name, step in race(self.lanes):
-            self.rounds[name].append(step)
-            yield
-
-    def traces(self) -> tuple[Trace, ...]:
-        """All lanes as far as they have got, plain decoding first."""
-        order = self.order
-        return tuple(
-            self.engine.trace(
-                spec, order.prompt, self.prefix, self.rounds[spec.drafter], order.max_new_tokens, order.sampling
-            )
-            for spec in order.specs
-        )
 
 
 @dataclass
