@@ -72,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--peers", action="store_true", help="measure transformers' own greedy generate as well")
     bench.set_defaults(run=_bench)
 
+    corpus = commands.add_parser("corpus", parents=[common], help="describe training data; let the target write more")
+    corpus.add_argument("--data", nargs="+", type=Path, default=[], help="corpus files (.npz) or folders of them")
+    corpus.add_argument("--generate", type=int, metavar="N", help="let the target write N response tokens")
+    corpus.add_argument("--to", type=Path, help="the file to write them to (.npz)")
+    corpus.add_argument("--seed", type=int, default=0)
+    corpus.set_defaults(run=_corpus)
+
     train = commands.add_parser("train", parents=[common], help="train a drafter on sequences the target wrote")
     train.add_argument("--drafter", required=True, choices=["cascade", "autoregressive"])
     train.add_argument("--data", nargs="+", type=Path, default=[], help="corpus files (.npz) or folders of them")
@@ -184,6 +191,19 @@ def _bench(options: argparse.Namespace) -> None:
         engine, tasks, specs, options.max_new_tokens, sampling, command=command, out=options.json, peers=options.peers
     )
     print(table(results))
+
+
+def _corpus(options: argparse.Namespace) -> None:
+    from .store import load_target
+    from .training.data import Corpus
+    from .training.generate import generate_corpus
+
+    target = load_target(options.target, device=options.device, dtype=options.dtype)
+    about = Corpus.load(options.data, target.vocab) if options.data else None
+    if options.generate is not None:
+        if options.to is None:
+            raise UserError("Name the file that the sequences go to: --to FILE.npz")
+        generate_corpus(target, options.to, response_tokens=options.generate, seed=options.seed, about=about)
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -51,6 +51,9 @@ class Corpus:
     def sequence(self, i: int) -> np.ndarray:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
+    def response(self, i: int) -> np.ndarray:
+        return self.sequence(i)[self.starts[i] :]
+
     @property
     def response_tokens(self) -> int:
         return int(self.offsets[-1] - self.starts.sum())
@@ -92,7 +95,7 @@ class Corpus:
 
     def frequent_tokens(self, count: int) -> np.ndarray:
         """The `count` most frequent response tokens, ascending: the drafters' reduced vocabulary."""
-        responses = np.concatenate([self.sequence(i)[self.starts[i] :] for i in range(len(self))])
+        responses = np.concatenate([self.response(i) for i in range(len(self))])
         ids, counts = np.unique(responses, return_counts=True)
         return np.sort(ids[np.argsort(-counts, kind="stable")[:count]])
 

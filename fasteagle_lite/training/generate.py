@@ -2,7 +2,7 @@
 
 A sequence opens with the chat template's user turn, sometimes with a few words that steer the kind of request; the target
 samples the rest of the question, the template's turn to the assistant is put in, and the target answers, every
-other sequence greedily.
+other sequence greedily.  Given earlier answers, it also summarises and rewrites those.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..store import say
 from ..target import Target
+from .data import Corpus
 
 QUESTION_TEMPERATURE, ANSWER_TEMPERATURE = 0.9, 0.7
 LONGEST_QUESTION, LONGEST_ANSWER = 64, 192
@@ -32,6 +33,17 @@ OPENERS: tuple[str | None, ...] = (
     "Describe", "Write a short story about", "Write an email to", "Compose", "Give me", "List", "Compare", "Translate",
     "Classify", "Name", "Suggest", "Imagine", "Create", "Identify", "Edit the following sentence:", "Tell me about",
 )  # fmt: skip
+# Requests about a given text, before and behind it.
+ABOUT: tuple[tuple[str, str], ...] = (
+    ("Summarize the following text:\n\n", ""), ("Summarize: ", ""), ("", "\n\nSummarize the text above in three sentences."),
+    ("What is the main idea of this text?\n\n", ""), ("List the key points of the following article:\n\n", ""),
+    ("Rewrite the following text in simpler words:\n\n", ""), ("Rewrite this as a news article:\n\n", ""),
+    ("Rewrite the following text in a friendly tone.\n\n", ""), ("Edit the following text to make it more concise:\n\n", ""),
+    ("Correct the mistakes in this text:\n\n", ""), ("", "\n\nWrite a title and a short summary for this article."),
+)  # fmt: skip
+ABOUT_LENGTHS = (160, 256, 384, 640)  # tokens of such a prompt; those of one batch are cut to the same length
+ABOUT_EVERY = 3  # every third batch
+ABOUT_BATCH_TOKENS = 40_000
 
 
 @dataclass
@@ -48,8 +60,8 @@ class _Row:
 class Generator:
     """Writes sequences in batches; all sequences of a batch are equally long at any time, so nothing is padded."""
 
-    def __init__(self, target: Target, seed: int, batch: int = 128):
-        self.target, self.batch = target, batch
+    def __init__(self, target: Target, seed: int, batch: int = 128, passages: list[list[int]] | None = None):
+        self.target, self.batch, self.passages, self.batches = target, batch, passages or [], 0
         self.rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
         self.opening, self.turn = self._template()
@@ -66,13 +78,39 @@ class Generator:
 
     def _opener(self) -> list[int]:
         text = OPENERS[self.rng.integers(len(OPENERS))]
-        return self.target.tokenizer.encode(text, add_special_tokens=False) if text else []
+        return self._encode(text) if text else []
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.target.tokenizer.encode(text, add_special_tokens=False)
+        return ids
 
     def write(self) -> list[_Row]:
-        """One batch; questions that did not end in time are dropped."""
-        capacity = len(self.opening) + LONGEST_QUESTION + len(self.turn) + LONGEST_ANSWER
-        cache = self.target.new_cache(capacity, self.batch)
+        """The next batch: every `ABOUT_EVERY`th is about given passages, if there are any."""
+        self.batches += 1
+        return self._ask() if self.batches % ABOUT_EVERY or not self.passages else self._about(self.passages)
+
+    def _ask(self) -> list[_Row]:
+        """One batch in which the target writes the questions too; those that did not end in time are dropped."""
         rows = [_Row(list(self.opening), self._opener(), greedy=i % 2 == 0) for i in range(self.batch)]
+        return self._write(rows, LONGEST_QUESTION + len(self.turn) + LONGEST_ANSWER)
+
+    def _about(self, passages: list[list[int]]) -> list[_Row]:
+        """One batch of requests about given texts, cut and put together to prompts of one length."""
+        length = int(self.rng.choice(ABOUT_LENGTHS))
+        rows, between = [], self._encode("\n\n")
+        for i in range(max(1, min(self.batch, ABOUT_BATCH_TOKENS // length))):
+            before, after = map(self._encode, ABOUT[self.rng.integers(len(ABOUT))])
+            room = length - len(self.opening) - len(before) - len(after) - len(self.turn)
+            text: list[int] = []
+            while len(text) < room:
+                text += (between if text else []) + passages[self.rng.integers(len(passages))]
+            prompt = [*self.opening, *before, *text[: max(room, 1)], *after, *self.turn]
+            rows.append(_Row(prompt, [], greedy=i % 2 == 0, start=len(prompt)))
+        return self._write(rows, LONGEST_ANSWER)
+
+    def _write(self, rows: list[_Row], room: int) -> list[_Row]:
+        """Go on with equally long `rows`, by at most `room` tokens; returns those with an answer."""
+        cache = self.target.new_cache(len(rows[0].tokens) + room, len(rows))
         fresh = torch.tensor([row.tokens for row in rows])
         done: list[_Row] = []
         while rows:
@@ -114,20 +152,34 @@ class Generator:
 
 
 def generate_corpus(
-    target: Target, file: Path, *, response_tokens: int, seed: int, batch: int = 128, show: Callable[[str], None] = say
+    target: Target,
+    file: Path,
+    *,
+    response_tokens: int,
+    seed: int,
+    about: Corpus | None = None,
+    batch: int = 128,
+    show: Callable[[str], None] = say,
 ) -> None:
-    """Write sequences with at least `response_tokens` answer tokens to `file` (.npz), without exact duplicates."""
+    """Write sequences with at least `response_tokens` answer tokens to `file` (.npz), without exact duplicates.
+
+    With `about`, a part of the requests is to summarise or rewrite the answers of that corpus.
+    """
     if response_tokens < 1:
         raise UserError(f"--generate is {response_tokens}; ask for at least 1 response token.")
     if target.tokenizer is None or not target.tokenizer.chat_template:
         raise UserError("The target's tokenizer has no chat template; sequences cannot be generated with it.")
-    generator, begun = Generator(target, seed, batch), time.perf_counter()
+    passages = [[t for t in about.response(i).tolist() if t not in target.eos] for i in range(len(about))] if about else []
+    generator = Generator(target, seed, batch, [passage for passage in passages if passage])
+    begun = time.perf_counter()
     kept: dict[tuple[int, ...], int] = {}  # tokens -> index of the first answer token
-    written = barren = 0
+    written = barren = dropped = 0
     while written < response_tokens:
         before = written
         for row in generator.write():
-            if tuple(row.tokens) not in kept:
+            if tuple(row.tokens) in kept:
+                dropped += 1
+            else:
                 kept[tuple(row.tokens)] = row.start
                 written += len(row.tokens) - row.start
         barren = 0 if written > before else barren + 1
@@ -137,7 +189,9 @@ def generate_corpus(
             )
         if kept:
             rate = written / (time.perf_counter() - begun)
-            show(f"generated {written:,} of {response_tokens:,} response tokens, {rate:.0f}/s")
+            show(
+                f"generated {written:,} of {response_tokens:,} response tokens, {rate:.0f}/s; {dropped} duplicates dropped"
+            )
             save_corpus(file, [(start, list(tokens)) for tokens, start in kept.items()])
 
 
