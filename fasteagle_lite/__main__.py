@@ -89,10 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--state", type=Path, help="folder for resumable training states (default: in the cache folder)")
     for name, kind in (
         ("visits", int), ("sequences", int), ("learning-rate", float), ("decay", float), ("negatives", int),
-        ("vocabulary", int), ("depths", int), ("ffn", int), ("markov-rank", int), ("feature-weight", float), ("seed", int),
+        ("vocabulary", int), ("depths", int), ("ffn", int), ("markov-rank", int), ("trunk", int),
+        ("feature-weight", float), ("optimizer", str), ("supervise", str), ("seed", int),
     ):  # fmt: skip
         train.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS)
     train.add_argument("--own-head", action="store_true", default=argparse.SUPPRESS, help="EAGLE-3's own LM head")
+    train.add_argument("--parallel", action="store_true", default=argparse.SUPPRESS, help="no cascade (an ablation)")
     train.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help="bf16 products")
     train.set_defaults(run=_train)
     return parser
@@ -210,7 +212,7 @@ def _train(options: argparse.Namespace) -> None:
     import dataclasses
 
     from .store import ASSETS, cache_folder, load_target
-    from .training.data import Corpus
+    from .training.data import Corpus, Features
     from .training.generate import generate_corpus
     from .training.trainer import TrainConfig, run
 
@@ -228,10 +230,14 @@ def _train(options: argparse.Namespace) -> None:
         raise UserError(
             "Nothing to train on. Give --data with corpus files, or --generate N to let the target write some."
         )
+    corpus = Corpus.load(data, target.vocab)
+    # Where products are in bf16 anyway, so is the target's pass over the corpus, at twice the speed.
+    reader = load_target(options.target, device=options.device, dtype="bfloat16") if config.bf16 else target
     run(
         config,
         target,
-        Corpus.load(data, target.vocab),
+        corpus,
+        features=Features(corpus, target, reader),
         out=options.out or ASSETS / config.drafter,
         state_folder=options.state or cache_folder() / "training",
         start_from=options.start_from,

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from .linear import Linear
 
-# Above this many rows the scores no longer fit the cache and PyTorch's fused attention wins over two plain products.
+# Above this many rows the scores no longer fit the cache and PyTorch's fused attention wins over two plain products,
+# but not its backward pass.
 _FUSED_ATTENTION_ROWS = 64
 
 
@@ -142,7 +143,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Grouped-query attention: q (B, T, H, D), k and v (B, K, S, D), bias (T, S) -> (B, T, H*D)."""
     batch, rows, heads, dim = q.shape
     groups = heads // k.shape[1]
-    if rows > _FUSED_ATTENTION_ROWS or q.is_cuda:
+    if q.is_cuda or (rows > _FUSED_ATTENTION_ROWS and not q.requires_grad):
         out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bias, enable_gqa=groups > 1)
         return out.transpose(1, 2).reshape(batch, rows, heads * dim)
     # Query heads of one group share their keys: stack them as rows and multiply once, without repeating the cache.

@@ -145,8 +145,14 @@ class Target(nn.Module):
             taps += [x] * self.tapped.count(i)
             x = layer(x, shared, i)
         hidden = self.norm(x)
-        logits = self.head(hidden[:, -1:] if last_logits_only else hidden).float()
+        logits = self.logits(hidden[:, -1:] if last_logits_only else hidden)
         return Output(logits, torch.cat(taps, dim=-1), hidden)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Normed states (..., h) in any precision -> logits (..., vocab) in fp32."""
+        logits: Tensor = self.head(hidden.to(self.embedding.weight.dtype)).float()
+        return logits
 
     def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
         """Token ids of a one-turn chat, ready for the assistant's answer."""

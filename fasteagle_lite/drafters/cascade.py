@@ -7,7 +7,7 @@ position i's logits by the token drafted just before it, still without another p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,12 @@ from .neural import NeuralDrafter
 
 @dataclass(frozen=True)
 class CascadeConfig:
-    """Size of a cascade: `layers` is both its depth and the number of positions it drafts; `markov_rank` 0 is the paper's."""
+    """Size of a cascade.
+
+    layers: how many positions it drafts, one a layer.  markov_rank: 0 is the paper's.  trunk: layers before the first
+    that drafts (the paper has none, so its first position gets one layer's thought).  parallel: an ablation, every
+    later layer reads the first one's state instead of the state before its own.
+    """
 
     hidden: int
     heads: int
@@ -33,6 +38,8 @@ class CascadeConfig:
     layers: int = 4
     ffn: int = 768
     markov_rank: int = 64
+    trunk: int = 0
+    parallel: bool = False
 
     @property
     def spec(self) -> LayerSpec:
@@ -50,6 +57,7 @@ class Cascade(nn.Module):
         self.fusion = Fusion(config.hidden)
         self.embedding_norm, self.feature_norm = new_norm(config.hidden), new_norm(config.hidden)
         self.enter = Linear(2 * config.hidden, config.hidden)
+        self.trunk = nn.ModuleList(DecoderLayer(config.spec) for _ in range(config.trunk))
         self.layers = nn.ModuleList(DecoderLayer(config.spec) for _ in range(config.layers))
         self.norms = nn.ModuleList(new_norm(config.hidden) for _ in range(config.layers))
         self.head = DraftHead(vocabulary, config.hidden, own=False)
@@ -64,16 +72,28 @@ class Cascade(nn.Module):
         """Unit taps (B, T, 3h) and embeddings of the following tokens (B, T, h) -> N normed states (B, T, h)."""
         features = self.feature_norm(self.fusion(taps))
         x = self.enter(torch.cat([features, self.embedding_norm(embeddings)], dim=-1))
-        states = []
-        for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+        for i, layer in enumerate(self.trunk):
             x = layer(x, rows, i)
-            states.append(norm(x))
-        return states
+        states: list[Tensor] = []
+        for i, layer in enumerate(self.layers, start=len(self.trunk)):
+            x = layer(states[0] if self.config.parallel and states else x, rows, i)
+            states.append(x)
+        return [norm(x) for norm, x in zip(self.norms, states, strict=True)]
 
     def markov(self, previous: Tensor, among: Tensor | None = None) -> Tensor:
         """Correction (..., V) of the logits behind the draft indices `previous` (...), or only of those in `among`."""
         u = self.markov_in(previous)
         return self.markov_out(u) if among is None else F.linear(u, self.markov_out.weight[among])
+
+
+def with_trunk(model: Cascade, trunk: int) -> Cascade:
+    """The same drafter with `trunk` trunk layers; the new ones pass their input on unchanged until they are trained."""
+    grown = Cascade(replace(model.config, trunk=trunk), model.head.vocabulary)
+    for layer in list(grown.trunk)[model.config.trunk :]:
+        nn.init.zeros_(layer.attention.output.weight)
+        nn.init.zeros_(layer.mlp.down.weight)
+    grown.load_state_dict(model.state_dict(), strict=False)
+    return grown.to(model.enter.weight)
 
 
 class CascadeDrafter(NeuralDrafter):
@@ -83,7 +103,7 @@ class CascadeDrafter(NeuralDrafter):
     TREES = ("best_first", "backbone", "chain")
 
     def __init__(self, model: Cascade, target: Target, tree: TreeConfig):
-        super().__init__(target, model.config.spec, model.config.layers, model.head, tree)
+        super().__init__(target, model.config.spec, model.config.trunk + model.config.layers, model.head, tree)
         self.model = model
         self.index = {token: i for i, token in enumerate(self.vocabulary)}  # target token -> draft index
 

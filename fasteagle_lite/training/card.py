@@ -13,6 +13,11 @@ TITLES = {
 }
 
 
+def total(provenance: dict[str, Any] | None, key: str) -> float:
+    """`visits` or `seconds` of a run and of those it went on from."""
+    return provenance[key] + total(provenance.get("started_from"), key) if provenance else 0
+
+
 def model_card(model: Model, provenance: dict[str, Any]) -> str:
     """Markdown for README.md of a checkpoint folder."""
     parameters = sum(v.numel() for v in own_state(model).values() if v.is_floating_point())
@@ -36,7 +41,7 @@ def model_card(model: Model, provenance: dict[str, Any]) -> str:
             f"{parameters / 1e6:.1f} M weights of its own in half precision; embedding and head rows are the target's.",
             "",
             f"Trained on {corpus['response_tokens']:,} response tokens in {corpus['sequences']:,} sequences written by the target",
-            f"itself (SHA-256 `{corpus['sha256'][:16]}`), {provenance['visits']:,} token visits in {provenance['seconds'] / 60:.0f} minutes",
+            f"itself (SHA-256 `{corpus['sha256'][:16]}`), {total(provenance, 'visits'):,} token visits in {total(provenance, 'seconds') / 60:.0f} minutes",
             f"on {environment['device']}, {environment['threads']} thread(s), {environment['dtype']} products, torch {environment['torch']}.",
             "",
             "Held-out top-1 agreement with the target, by depth of the draft (teacher-forced):",

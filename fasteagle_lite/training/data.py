@@ -104,20 +104,25 @@ class Features:
     """The target's view of every position of a corpus, kept file by file, so that a grown corpus costs only its new files.
 
     For the tokens of a sequence: taps (T, 3h) fp16, each of the three scaled to unit RMS; hidden (T, h) fp16, the normed
-    state before the head; top_ids and top_logprobs (T, TEACHER_TOP), the target's distribution of the NEXT token.
+    state before the head; top_ids and top_logprobs (T, TEACHER_TOP), the target's distribution of the NEXT token
+    (log-probability -inf where that token belongs to the prompt).
     """
 
     NAMES = ("taps", "hidden", "top_ids", "top_logprobs")
 
-    def __init__(self, corpus: Corpus, target: Target):
-        """Open the features in the cache folder; compute those that are missing (some 500 tokens/s on two cores)."""
+    def __init__(self, corpus: Corpus, target: Target, reader: Target | None = None):
+        """Open the features in the cache folder; compute those that are missing.
+
+        `reader` is the same target in a lower precision: it runs the layers, faster; the distributions still come from
+        `target`'s own head, because rounded logits would tie.
+        """
         longest = int(np.diff(corpus.offsets).max())
         if longest > target.context:
             raise UserError(f"A sequence of {longest:,} tokens exceeds the target's context of {target.context:,}.")
         self.corpus = corpus
         self.arrays = [
             {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.NAMES}
-            for folder in (_kept(corpus, part, target) for part in corpus.parts)
+            for folder in (_kept(corpus, part, target, reader or target) for part in corpus.parts)
         ]
 
     def sequence(self, i: int) -> dict[str, np.ndarray]:
@@ -130,22 +135,22 @@ class Features:
         raise IndexError(i)
 
 
-def _kept(corpus: Corpus, part: CorpusFile, target: Target) -> Path:
+def _kept(corpus: Corpus, part: CorpusFile, target: Target, reader: Target) -> Path:
     """The cache folder of one file's features, filled if need be."""
-    key = hashlib.sha256(f"{part.sha256} {target.fingerprint} {TEACHER_TOP}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{part.sha256} {target.fingerprint} {TEACHER_TOP} {reader.embedding.weight.dtype}".encode()).hexdigest()[:16]
     folder = cache_folder() / "features" / key
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="partial-"))
         try:
-            _compute(corpus, part, target, scratch)
+            _compute(corpus, part, target, reader, scratch)
             scratch.rename(folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
-def _compute(corpus: Corpus, part: CorpusFile, target: Target, folder: Path) -> None:
+def _compute(corpus: Corpus, part: CorpusFile, target: Target, reader: Target, folder: Path) -> None:
     total, hidden = part.tokens.stop - part.tokens.start, target.spec.hidden
     top = min(TEACHER_TOP, target.vocab)
     maps = {
@@ -161,13 +166,18 @@ def _compute(corpus: Corpus, part: CorpusFile, target: Target, folder: Path) -> 
         tokens = torch.zeros(len(batch), width, dtype=torch.long)
         for row, i in enumerate(batch):
             tokens[row, : len(corpus.sequence(i))] = torch.from_numpy(corpus.sequence(i))
-        out = target(tokens.to(target.device), target.new_cache(width, len(batch)))
-        best = torch.log_softmax(out.logits, dim=-1).topk(top)
-        views = (unit_taps(out.taps), out.hidden.float(), best.indices, best.values)
+        out = reader(tokens.to(target.device), reader.new_cache(width, len(batch)), last_logits_only=True)
+        taps, hidden = unit_taps(out.taps), out.hidden.float()
         for row, i in enumerate(batch):
             begin, size = corpus.offsets[i] - part.tokens.start, len(corpus.sequence(i))
+            asked = int(corpus.starts[i]) - 1  # nobody asks what the target thinks before the response begins
+            logits = target.logits(out.hidden[row, asked:size])
+            best = logits.topk(top)
+            logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
+            views = (taps[row, :size], hidden[row, :size], best.indices, logprobs)
             for array, tensor in zip(maps.values(), views, strict=True):
-                array[begin : begin + size] = tensor[row, :size].cpu().numpy()
+                array[begin + size - len(tensor) : begin + size] = tensor.cpu().numpy()
+            maps["top_logprobs"][begin : begin + asked] = -np.inf
             done += size
         if time.perf_counter() - reported > 30:
             reported = time.perf_counter()

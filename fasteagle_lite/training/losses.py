@@ -98,11 +98,18 @@ def _scored(batch: Batch, depth: int, rows: int) -> Tensor:
 
 
 def cascade_loss(
-    model: Cascade, batch: Batch, rope: Rope, vocabulary: Vocabulary, feature_weight: float = 0.0
+    model: Cascade,
+    batch: Batch,
+    rope: Rope,
+    vocabulary: Vocabulary,
+    *,
+    feature_weight: float = 0.0,
+    last_only: bool = False,
 ) -> tuple[Tensor, list[float]]:
     """Layer-wise supervision: the mean over layers; and each layer's cross-entropy.
 
     `feature_weight` adds SmoothL1 between a layer's normed state and the target's, at the position it stands for.
+    `last_only` drops the supervision of all layers but the last (an ablation).
     """
     rows = batch.tokens.shape[1] - 1
     states = model(batch.taps[:, :rows], batch.embeddings[:, 1:], _rows(rope, rows, batch.embeddings))
@@ -116,9 +123,10 @@ def cascade_loss(
         losses.append(soft_cross_entropy(logits, batch.teacher_ids[source], batch.teacher_probs[source], vocabulary))
         if feature_weight:
             features.append(F.smooth_l1_loss(state[at].float(), batch.hidden[source].float()))
-    loss = torch.stack(losses).mean()
+    supervised = slice(-1, None) if last_only else slice(None)
+    loss = torch.stack(losses[supervised]).mean()
     if feature_weight:
-        loss = loss + feature_weight * torch.stack(features).mean()
+        loss = loss + feature_weight * torch.stack(features[supervised]).mean()
     return loss, [float(x.detach()) for x in losses]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..drafters.cascade import Cascade
+from ..drafters.cascade import Cascade, with_trunk
 from ..drafters.checkpoint import Model, load_checkpoint, new_model, own_state, save_checkpoint
 from ..environment import describe
 from ..errors import UserError
@@ -42,6 +42,8 @@ class TrainConfig:
     visits: response tokens to train on, repetitions counted.  sequences: per step.  negatives: sampled part of the
     softmax (0: all of it).  depths: positions to draft (cascade layers; training-time test steps).  decay: the last
     part of the run in which the learning rate falls to a twentieth.  bf16: matrix products in bf16, weights stay fp32.
+    optimizer: adamw, or muon (arXiv 2502.16982) for the matrices and AdamW for the rest.  supervise: all layers of a
+    cascade, or only the last (an ablation, like parallel).
     """
 
     drafter: str
@@ -55,6 +57,10 @@ class TrainConfig:
     depths: int = 4
     ffn: int | None = None
     markov_rank: int = 64
+    trunk: int = 0
+    parallel: bool = False
+    supervise: str = "all"
+    optimizer: str = "adamw"
     own_head: bool = False
     feature_weight: float = 0.0
     bf16: bool = field(default_factory=bf16_is_fast)
@@ -66,13 +72,17 @@ class TrainConfig:
                 raise UserError(f"--{name} is {getattr(self, name)}; it must be at least 1.")
         if not 0 < self.learning_rate < 1:
             raise UserError(f"--learning-rate is {self.learning_rate}; it must lie between 0 and 1.")
+        for name, choices in (("supervise", ("all", "last")), ("optimizer", ("adamw", "muon"))):
+            if getattr(self, name) not in choices:
+                raise UserError(f"--{name} is {getattr(self, name)!r}; choose {' or '.join(choices)}.")
 
     @property
     def sizes(self) -> dict[str, Any]:
         """Arguments of the drafter's configuration."""
         sizes: dict[str, Any] = {} if self.ffn is None else {"ffn": self.ffn}
         if self.drafter == Cascade.kind:
-            return sizes | {"layers": self.depths, "markov_rank": self.markov_rank}
+            names = ("markov_rank", "trunk", "parallel")
+            return sizes | {"layers": self.depths} | {name: getattr(self, name) for name in names}
         return sizes | {"own_head": self.own_head}
 
 
@@ -80,7 +90,14 @@ class Trainer:
     """One run.  `train` yields a record (visits, losses, rate) every `report_every` seconds and after every evaluation."""
 
     def __init__(
-        self, config: TrainConfig, target: Target, corpus: Corpus, *, state_folder: Path, start_from: Path | None = None
+        self,
+        config: TrainConfig,
+        target: Target,
+        corpus: Corpus,
+        *,
+        features: Features | None = None,
+        state_folder: Path,
+        start_from: Path | None = None,
     ):
         self.config, self.target, self.corpus = config, target, corpus
         torch.manual_seed(config.seed)
@@ -91,9 +108,14 @@ class Trainer:
             self.model = load_checkpoint(start_from, target, for_training=True)
             if self.model.kind != config.drafter:
                 raise UserError(f"{start_from} holds a drafter of kind {self.model.kind!r}, not {config.drafter!r}.")
-        self.batches = Batches(corpus, Features(corpus, target), target, self.model.head.vocabulary.cpu())
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+            if isinstance(self.model, Cascade) and config.trunk > self.model.config.trunk:
+                self.model = with_trunk(self.model, config.trunk)
+        features = features or Features(corpus, target)
+        self.batches = Batches(corpus, features, target, self.model.head.vocabulary.cpu())
+        self.optimizers = _optimizers(config, self.model)
+        self.started_from: dict[str, Any] | None = None  # the provenance of the checkpoint gone on from
+        if start_from is not None and (start_from / "provenance.json").is_file():
+            self.started_from = json.loads((start_from / "provenance.json").read_text())
         self.visits, self.step, self.seconds = 0, 0, 0.0
         self.history: list[dict[str, Any]] = []
         # Not by the number of visits: a run can be made longer or shorter while it goes on.
@@ -104,7 +126,14 @@ class Trainer:
         vocabulary = Vocabulary.sample(batch, self.batches.size, self.config.negatives)
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=self.config.bf16):
             if isinstance(self.model, Cascade):
-                return cascade_loss(self.model, batch, self.target.rope, vocabulary, self.config.feature_weight)
+                return cascade_loss(
+                    self.model,
+                    batch,
+                    self.target.rope,
+                    vocabulary,
+                    feature_weight=self.config.feature_weight,
+                    last_only=self.config.supervise == "last",
+                )
             return autoregressive_loss(self.model, batch, self.target.rope, vocabulary, self.config.depths)
 
     def learning_rate(self) -> float:
@@ -128,12 +157,13 @@ class Trainer:
             loss, parts = self.loss(batch)
             if not math.isfinite(loss.item()):
                 raise UserError(f"The loss became {loss.item()} at {self.visits:,} visits. Lower --learning-rate.")
-            self.optimizer.zero_grad(set_to_none=True)
+            self.model.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate()
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = self.learning_rate()
+                optimizer.step()
             recent.append(parts)
             before, self.visits, self.step = self.visits, self.visits + batch.visits, self.step + 1
             now = time.perf_counter()
@@ -170,7 +200,7 @@ class Trainer:
         """Everything needed to go on, written aside and moved into place."""
         state = {
             "model": own_state(self.model),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "progress": [self.visits, self.step, self.seconds, self.history],
         }
         try:
@@ -190,7 +220,8 @@ class Trainer:
         try:
             state = torch.load(self.state_file, map_location=self.target.device, weights_only=True)
             self.model.load_state_dict(state["model"], strict=False)
-            self.optimizer.load_state_dict(state["optimizer"])
+            for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(kept)
             self.visits, self.step, self.seconds, self.history = state["progress"]
         except Exception as error:  # torch, pickle and zip each have their own
             raise UserError(
@@ -213,9 +244,28 @@ class Trainer:
             "visits": self.visits,
             "seconds": round(self.seconds, 1),
             "history": self.history,
+            "started_from": self.started_from,
         }
         save_checkpoint(self.model, self.target.name, self.target.fingerprint, folder, provenance)
         (folder / "README.md").write_text(model_card(self.model, provenance))
+
+
+def _optimizers(config: TrainConfig, model: Model) -> list[torch.optim.Optimizer]:
+    """AdamW for everything; or Muon, with steps as large as AdamW's, for what multiplies hidden states."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    muon = {name for name, p in trained.items() if p.ndim == 2 and not name.startswith(("markov", "head"))}
+    if config.optimizer != "muon":
+        muon = set()
+    rest = [p for name, p in trained.items() if name not in muon]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(rest, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+    ]
+    if muon:
+        matrices = [trained[name] for name in muon]
+        optimizers.append(
+            torch.optim.Muon(matrices, lr=config.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        )
+    return optimizers
 
 
 def run(
@@ -223,6 +273,7 @@ def run(
     target: Target,
     corpus: Corpus,
     *,
+    features: Features | None = None,
     out: Path,
     state_folder: Path,
     command: str,
@@ -230,7 +281,7 @@ def run(
     show: Callable[[str], None] = say,
 ) -> None:
     """Train (or go on training), with progress, and write the checkpoint."""
-    trainer = Trainer(config, target, corpus, state_folder=state_folder, start_from=start_from)
+    trainer = Trainer(config, target, corpus, features=features, state_folder=state_folder, start_from=start_from)
     if trainer.resume():
         show(f"going on from {trainer.visits:,} visits ({trainer.state_file})")
     parameters = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
