@@ -7,6 +7,7 @@ builder chooses which of them to verify.  Node 0 is always the last committed to
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,8 @@ from .errors import UserError
 
 # expand(depth, parent token) -> [(token, log-probability), ...], most probable first.  Depth 1 follows the root.
 Expand = Callable[[int, int], Sequence[tuple[int, float]]]
+# pays(path probability, nodes so far, tokens expected so far) -> whether one more node is worth its cost
+Pays = Callable[[float, int, float], bool]
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,15 @@ class TreeConfig:
 
     kind: `chain` (no branches), `backbone` (FastEagle's constrained tree), `best_first` (DDTree) or `dynamic`
     (EAGLE-2, autoregressive drafters only).  budget: nodes a round verifies, the root included (1 is plain decoding).
-    top_k: most children a node may have.  depth: longest path below the root.
+    top_k: most children a node may have.  depth: longest path below the root.  adaptive: the budget is only a limit, a
+    round's tree stops growing where a node does not pay for its measured cost (`costs`).
     """
 
     kind: str = "best_first"
     budget: int = 8
     top_k: int = 4
     depth: int = 8
+    adaptive: bool = False
 
     KINDS = ("chain", "backbone", "best_first", "dynamic")
 
@@ -99,29 +104,42 @@ class TreeConfig:
                 raise UserError(f"The tree's {name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
         if self.budget > MAX_BUDGET:
             raise UserError(f"The tree's budget is {self.budget}; it must be at most {MAX_BUDGET}.")
+        if self.adaptive and self.kind == "backbone":
+            raise UserError(
+                "A backbone tree has the same shape in every round; choose another tree for an auto budget."
+            )
 
 
 MAX_BUDGET = 256
 
 
-def grow(config: TreeConfig, root: int, expand: Expand, depth: int, passes: int) -> DraftTree:
-    """Build the configured tree, no deeper than `depth` (what the drafter can reach and the output has room for)."""
+def grow(
+    config: TreeConfig, root: int, expand: Expand, depth: int, passes: int, pays: Pays = lambda *_: True
+) -> DraftTree:
+    """Build the configured tree, no deeper than `depth` (what the drafter can reach and the output has room for).
+
+    `pays` ends its growth at the first node that does not pay; a backbone's shape does not depend on it.
+    """
     depth = min(depth, config.depth)
     shape = {"chain": _chain, "backbone": _backbone, "best_first": _best_first}[config.kind]
     builder = TreeBuilder(root)
     if depth > 0 and config.budget > 1:
-        shape(builder, expand, config, depth)
+        shape(builder, expand, config, depth, pays)
     return builder.done(passes)
 
 
-def _chain(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth: int) -> None:
+def _chain(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth: int, pays: Pays) -> None:
     """The most probable token after the most probable token."""
-    node = 0
+    node, logprob, expected = 0, 0.0, 1.0
     for d in range(1, min(depth, config.budget - 1) + 1):
-        node = builder.add(node, *expand(d, builder.tokens[node])[0])
+        candidate = expand(d, builder.tokens[node])[0]
+        logprob += candidate[1]
+        if not pays(math.exp(logprob), d, expected):
+            break
+        node, expected = builder.add(node, *candidate), expected + math.exp(logprob)
 
 
-def _backbone(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth: int) -> None:
+def _backbone(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth: int, pays: Pays) -> None:
     """FastEagle: at each depth the best tokens hang under the backbone node above; the best is the next backbone node.
 
     The budget is spread evenly over the depths, earlier ones first, so the shape is the same in every round.
@@ -135,7 +153,7 @@ def _backbone(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth: i
         backbone = added[0]
 
 
-def _best_first(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth: int) -> None:
+def _best_first(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth: int, pays: Pays) -> None:
     """DDTree: always add the node with the highest path probability; optimal for factorised marginals.
 
     A popped candidate (its parent's r-th child) makes way for its next sibling (r + 1) and for its own first child.
@@ -150,9 +168,12 @@ def _best_first(builder: TreeBuilder, expand: Expand, config: TreeConfig, depth:
             heapq.heappush(queue, (-(above + children[rank][1]), order, parent, rank, children, above))
 
     push(0, 1, 0, expand(1, builder.tokens[0]), 0.0)
-    level = [0]
+    level, expected = [0], 1.0
     while queue and len(builder.tokens) < config.budget:
         negative, _, parent, rank, children, above = heapq.heappop(queue)
+        if not pays(math.exp(-negative), len(builder.tokens), expected):
+            break
+        expected += math.exp(-negative)
         node = builder.add(parent, *children[rank])
         level.append(level[parent] + 1)
         push(parent, level[node], rank + 1, children, above)

@@ -5,11 +5,13 @@ The tree is EAGLE-2's dynamic one (arXiv 2406.16858): expand the best nodes of e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ..costs import Costs
 from ..llama import Attention, LayerSpec, Rows, SwiGLU, attention_step
 from ..target import Target
 from ..tree import DraftTree, TreeBuilder, TreeConfig
@@ -68,21 +70,17 @@ class AutoregressiveDrafter(NeuralDrafter):
     name = "autoregressive"
     TREES = ("dynamic", "chain")
 
-    def __init__(self, model: Autoregressive, target: Target, tree: TreeConfig):
-        super().__init__(target, model.config.spec, 1, model.head, tree)
+    def __init__(self, model: Autoregressive, target: Target, tree: TreeConfig, costs: Costs | None = None):
+        super().__init__(target, model.config.spec, 1, model.head, tree, costs)
         self.model = model
 
     @torch.inference_mode()
-    def draft(self, room: int) -> DraftTree:
-        pending = self.take_pending(room)
-        if pending is None:
-            return DraftTree((self.root,))
-        taps, embeddings, rows = pending
+    def draft_from(self, taps: Tensor, embeddings: Tensor, rows: Rows, room: int) -> DraftTree:
         states = self.model(self.model.fusion(taps), embeddings, rows)[:, -1:]  # (1, 1, h)
         self.cache.length += taps.shape[1]
 
         width = 1 if self.tree.kind == "chain" else min(self.tree.top_k, len(self.vocabulary))
-        nodes, depth = self.tree.budget - 1, min(room, self.tree.depth, self.tree.budget - 1)
+        depth = min(room, self.tree.depth, self.tree.budget - 1)
         candidates, sums = TreeBuilder(self.root), [0.0]  # everything ever generated; log-probability of each path
         frontier, passes = [0], 1
         seen: dict[int, list[int]] = {0: []}  # node -> scratch rows of its ancestors and itself
@@ -97,9 +95,12 @@ class AutoregressiveDrafter(NeuralDrafter):
             if d == depth:
                 break
             # A path only gets less probable: below a node that the final tree would drop, nothing needs expanding.
-            best = _best(sums, nodes)
-            expanded = sorted((n for n in best if n >= fresh), key=lambda n: -sums[n])[:width]
-            if not expanded:
+            best, expected = self._worthwhile(sums, passes)
+            kept = [n for n in best if n >= fresh]
+            expanded = kept[:width]
+            # The next level should gather of its parents' probability what this one has gathered of its own parents'.
+            gain = _mass(sums, expanded) * _mass(sums, kept) / _mass(sums, frontier)
+            if not expanded or not self.step_pays(gain, len(best) + 1, expected, passes):
                 break
             states_of = {parent: row for row, parent in enumerate(frontier)}
             hidden = states[:, [states_of[candidates.parents[n]] for n in expanded]]
@@ -112,9 +113,24 @@ class AutoregressiveDrafter(NeuralDrafter):
             scratch, frontier, passes = scratch + len(expanded), expanded, passes + 1
 
         final, place_of = TreeBuilder(self.root), {0: 0}
-        for n in sorted(_best(sums, nodes)):
+        for n in sorted(self._worthwhile(sums, passes)[0]):
             place_of[n] = final.add(place_of[candidates.parents[n]], candidates.tokens[n], candidates.logprobs[n])
         return final.done(passes)
+
+    def _worthwhile(self, sums: list[float], passes: int) -> tuple[list[int], float]:
+        """The nodes to verify, best first, as far as they pay; and the tokens expected of a round with them."""
+        pays, expected = self.pays(passes), 1.0
+        best = _best(sums, self.tree.budget - 1)
+        for count, n in enumerate(best):
+            if not pays(math.exp(sums[n]), count + 1, expected):
+                return best[:count], expected
+            expected += math.exp(sums[n])
+        return best, expected
+
+
+def _mass(sums: list[float], nodes: list[int]) -> float:
+    """How probable it is that one of the nodes, none above another, is reached."""
+    return sum(math.exp(sums[n]) for n in nodes)
 
 
 def _best(sums: list[float], count: int) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..costs import Costs
 from ..linear import Linear
 from ..llama import DecoderLayer, LayerSpec, Rows
 from ..target import Target
@@ -89,9 +90,9 @@ class Cascade(nn.Module):
 def with_trunk(model: Cascade, trunk: int) -> Cascade:
     """The same drafter with `trunk` trunk layers; the new ones pass their input on unchanged until they are trained."""
     grown = Cascade(replace(model.config, trunk=trunk), model.head.vocabulary)
-    for layer in list(grown.trunk)[model.config.trunk :]:
-        nn.init.zeros_(layer.attention.output.weight)
-        nn.init.zeros_(layer.mlp.down.weight)
+    for name, weight in grown.trunk.named_parameters():
+        if name.endswith(("output.weight", "down.weight")):
+            nn.init.zeros_(weight)
     grown.load_state_dict(model.state_dict(), strict=False)
     return grown.to(model.enter.weight)
 
@@ -102,18 +103,16 @@ class CascadeDrafter(NeuralDrafter):
     name = "cascade"
     TREES = ("best_first", "backbone", "chain")
 
-    def __init__(self, model: Cascade, target: Target, tree: TreeConfig):
-        super().__init__(target, model.config.spec, model.config.trunk + model.config.layers, model.head, tree)
+    def __init__(self, model: Cascade, target: Target, tree: TreeConfig, costs: Costs | None = None):
+        layers = model.config.trunk + model.config.layers
+        super().__init__(target, model.config.spec, layers, model.head, tree, costs)
         self.model = model
         self.index = {token: i for i, token in enumerate(self.vocabulary)}  # target token -> draft index
 
     @torch.inference_mode()
-    def draft(self, room: int) -> DraftTree:
-        pending = self.take_pending(room)
-        if pending is None:
-            return DraftTree((self.root,))
-        states = self.model(*pending)
-        self.cache.length += pending[0].shape[1]
+    def draft_from(self, taps: Tensor, embeddings: Tensor, rows: Rows, room: int) -> DraftTree:
+        states = self.model(taps, embeddings, rows)
+        self.cache.length += taps.shape[1]
         logits = self.model.head.logits(torch.cat([state[0, -1:] for state in states])).float()  # (N, V)
         top_k = min(self.tree.top_k, logits.shape[1])
         marginals = self._candidates(logits, top_k)
@@ -125,7 +124,7 @@ class CascadeDrafter(NeuralDrafter):
             previous = torch.tensor([self.index[parent]], device=logits.device)
             return self._candidates(logits[depth - 1] + self.model.markov(previous), top_k)[0]
 
-        return grow(self.tree, self.root, expand, min(room, len(states)), passes=1)
+        return grow(self.tree, self.root, expand, min(room, len(states)), passes=1, pays=self.pays(1))
 
     def _candidates(self, logits: Tensor, top_k: int) -> list[list[tuple[int, float]]]:
         """Rows of draft logits (R, V) -> for each the top (target token, log-probability), best first."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..costs import Costs, Pace
 from ..llama import KVCache, LayerSpec, Rope, Rows, attention_bias
 from ..target import Target
-from ..tree import TreeConfig
+from ..tree import DraftTree, Pays, TreeConfig
 from .base import Drafter
 from .features import DraftHead, unit_taps
 
@@ -20,7 +23,18 @@ class NeuralDrafter(Drafter):
     last row, drafts; so the prompt is paid for in the first draft, and the last round drafts nothing in vain.
     """
 
-    def __init__(self, target: Target, spec: LayerSpec, layers: int, head: DraftHead, tree: TreeConfig):
+    def __init__(
+        self,
+        target: Target,
+        spec: LayerSpec,
+        layers: int,
+        head: DraftHead,
+        tree: TreeConfig,
+        costs: Costs | None,
+    ):
+        if tree.adaptive and costs is None:
+            raise ValueError("an adaptive tree needs costs")
+        self.costs = costs if tree.adaptive else None
         self.target, self.spec, self.layers, self.tree = target, spec, layers, tree
         self.vocabulary: list[int] = head.vocabulary.tolist()
         self.rope: Rope = target.rope
@@ -32,12 +46,35 @@ class NeuralDrafter(Drafter):
         self.root = tokens[0]
         self.pending_tokens: list[int] = []
         self.pending_taps = taps[:0]
+        self.pace = Pace(self.costs) if self.costs else None
+        self.drafted: DraftTree | None = None  # the tree that the next commit is about
         self.commit(tokens[1:], taps)
 
     def commit(self, tokens: list[int], taps: Tensor) -> None:
+        if self.pace and self.drafted and self.drafted.passes:
+            self.pace.record(len(tokens), len(self.drafted), self.drafted.passes)
         self.pending_tokens += tokens
         self.pending_taps = torch.cat([self.pending_taps, taps])
         self.root = tokens[-1] if tokens else self.root
+
+    def draft(self, room: int) -> DraftTree:
+        rests = self.pace is not None and room > 0 and not self.pace.drafts()
+        pending = None if rests else self.take_pending(room)
+        self.drafted = DraftTree((self.root,)) if pending is None else self.draft_from(*pending, room)
+        return self.drafted
+
+    @abstractmethod
+    def draft_from(self, taps: Tensor, embeddings: Tensor, rows: Rows, room: int) -> DraftTree:
+        """Run the queued rows (see `take_pending`) and draft behind them."""
+
+    def pays(self, passes: int) -> Pays:
+        """Whether a node is worth its cost, after so many passes; always, unless the tree is adaptive."""
+        costs = self.costs
+        return lambda p, size, expected: costs is None or costs.node_pays(p, size, expected, passes)
+
+    def step_pays(self, gain: float, size: int, expected: float, passes: int) -> bool:
+        """Whether another pass is worth its cost, likewise."""
+        return self.costs is None or self.costs.step_pays(gain, size, expected, passes)
 
     def take_pending(self, room: int) -> tuple[Tensor, Tensor, Rows] | None:
         """The queued rows: unit taps (1, T, 3h), embeddings (1, T, h), and where they go.

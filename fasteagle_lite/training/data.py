@@ -137,7 +137,9 @@ class Features:
 
 def _kept(corpus: Corpus, part: CorpusFile, target: Target, reader: Target) -> Path:
     """The cache folder of one file's features, filled if need be."""
-    key = hashlib.sha256(f"{part.sha256} {target.fingerprint} {TEACHER_TOP} {reader.embedding.weight.dtype}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        f"{part.sha256} {target.fingerprint} {TEACHER_TOP} {reader.embedding.weight.dtype}".encode()
+    ).hexdigest()[:16]
     folder = cache_folder() / "features" / key
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,9 @@ def generate_corpus(
         raise UserError(f"--generate is {response_tokens}; ask for at least 1 response token.")
     if target.tokenizer is None or not target.tokenizer.chat_template:
         raise UserError("The target's tokenizer has no chat template; sequences cannot be generated with it.")
-    passages = [[t for t in about.response(i).tolist() if t not in target.eos] for i in range(len(about))] if about else []
+    passages = (
+        [[t for t in about.response(i).tolist() if t not in target.eos] for i in range(len(about))] if about else []
+    )
     generator = Generator(target, seed, batch, [passage for passage in passages if passage])
     begun = time.perf_counter()
     kept: dict[tuple[int, ...], int] = {}  # tokens -> index of the first answer token
