@@ -74,9 +74,19 @@ def _parser() -> argparse.ArgumentParser:
 
     corpus = commands.add_parser("corpus", parents=[common], help="describe training data; let the target write more")
     corpus.add_argument("--data", nargs="+", type=Path, default=[], help="corpus files (.npz) or folders of them")
+    corpus.add_argument(
+        "--prompts", nargs="+", type=Path, default=[], help="benchmark prompts that should not occur in it"
+    )
+    corpus.add_argument("--json", type=Path, help="write the description here")
     corpus.add_argument("--generate", type=int, metavar="N", help="let the target write N response tokens")
     corpus.add_argument("--to", type=Path, help="the file to write them to (.npz)")
     corpus.add_argument("--seed", type=int, default=0)
+    corpus.add_argument(
+        "--prompts-from", metavar="NAME", help="answer a hub data set's prompts, or a file's or folder's"
+    )
+    corpus.add_argument("--split", default="train", help="of that data set")
+    corpus.add_argument("--column", help="the one with the prompts (default: the first known one)")
+    corpus.add_argument("--limit", type=int, help="prompts to take")
     corpus.set_defaults(run=_corpus)
 
     train = commands.add_parser("train", parents=[common], help="train a drafter on sequences the target wrote")
@@ -97,6 +107,16 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--parallel", action="store_true", default=argparse.SUPPRESS, help="no cascade (an ablation)")
     train.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help="bf16 products")
     train.set_defaults(run=_train)
+
+    ablate = commands.add_parser(
+        "ablate", parents=[common], help="small equal training runs that differ in one setting"
+    )
+    ablate.add_argument("--data", nargs="+", type=Path, required=True, help="corpus files (.npz) or folders of them")
+    ablate.add_argument("--only", nargs="+", metavar="NAME", help="these runs (default: all)")
+    ablate.add_argument("--visits", type=int, default=100_000, help="token visits of each run")
+    ablate.add_argument("--trees", type=Path, metavar="FOLDER", help="compare trees over this cascade instead")
+    ablate.add_argument("--out", type=Path, help="results file (default: assets/results/ablations.json)")
+    ablate.set_defaults(run=_ablate)
     return parser
 
 
@@ -196,16 +216,47 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _corpus(options: argparse.Namespace) -> None:
-    from .store import load_target
+    import json
+
+    from .bench import read_tasks
+    from .store import load_target, load_tokenizer
     from .training.data import Corpus
     from .training.generate import generate_corpus
+    from .training.prompts import load_prompts
+    from .training.report import corpus_table, describe_corpus
 
-    target = load_target(options.target, device=options.device, dtype=options.dtype)
-    about = Corpus.load(options.data, target.vocab) if options.data else None
+    benchmark = [p for task in read_tasks(options.prompts, None) for p in task.prompts] if options.prompts else []
+    data = options.data
     if options.generate is not None:
-        if options.to is None:
+        if options.to is None or options.to.suffix != ".npz":
             raise UserError("Name the file that the sequences go to: --to FILE.npz")
-        generate_corpus(target, options.to, response_tokens=options.generate, seed=options.seed, about=about)
+        if options.to.exists():
+            raise UserError(f"{options.to} exists already. Give --to a new name, or delete the file first.")
+        if options.prompts_from and data:
+            raise UserError("--generate asks either about --data or what --prompts-from holds; give one of them.")
+        asked = options.prompts_from
+        prompts = load_prompts(asked, options.split, options.column, options.limit) if asked else []
+        target = load_target(options.target, device=options.device, dtype=options.dtype)
+        about = Corpus.load(data, target.vocab) if data else None
+        generate_corpus(
+            target, options.to, response_tokens=options.generate, seed=options.seed, about=about, prompts=prompts
+        )
+        data = [options.to]
+    elif options.to or options.prompts_from:
+        raise UserError("To let the target write sequences, say how many response tokens: --generate N")
+    elif not data:
+        raise UserError("Nothing to describe. Give --data with corpus files, or --generate N and --to FILE.npz.")
+    tokenizer, config = load_tokenizer(options.target)  # to describe, no weights are needed
+    eos = config.eos_token_id
+    report = describe_corpus(
+        Corpus.load(data, config.vocab_size), tokenizer, eos if isinstance(eos, list) else [eos], benchmark
+    )
+    if options.json is not None:
+        try:
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+        except OSError as error:
+            raise UserError(f"The description could not be written to {options.json} ({error.strerror}).") from None
+    print(corpus_table(report))
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -243,6 +294,24 @@ def _train(options: argparse.Namespace) -> None:
         start_from=options.start_from,
         command=shlex.join(["python", "-m", "fasteagle_lite", *sys.argv[1:]]),
     )
+
+
+def _ablate(options: argparse.Namespace) -> None:
+    from .drafters.checkpoint import load_checkpoint
+    from .store import ASSETS, load_target
+    from .training.ablate import RUNS, ablate, compare_trees
+    from .training.data import Corpus, Features
+
+    target = load_target(options.target, device=options.device, dtype=options.dtype)
+    corpus = Corpus.load(options.data, target.vocab)
+    out = options.out or ASSETS / "results" / "ablations.json"
+    command = shlex.join(["python", "-m", "fasteagle_lite", *sys.argv[1:]])
+    if options.trees is not None:
+        compare_trees(load_checkpoint(options.trees, target), target, corpus, out, command=command)
+        return
+    reader = load_target(options.target, device=options.device, dtype="bfloat16")
+    features = Features(corpus, target, reader)
+    ablate(target, corpus, features, options.only or list(RUNS), options.visits, out, command=command)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ from .engine import Engine, LaneSpec
 from .errors import UserError
 from .peers import NAME as PEER_NAME
 from .peers import TransformersPeer
+from .repetition import repetitive
 from .sampling import Sampling
 from .store import say
-from .trace import Trace, first_difference, mean_accepted_length
+from .trace import Round, Trace, first_difference, mean_accepted_length
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,12 @@ def measure(
         "sampling": vars(sampling) | {},
         "lanes": [str(spec) for spec in specs],
         "tasks": {},
+        "repetitive": {},  # outputs of plain decoding that repeat themselves, see `repetition`
+        "sound": {},
+        "costs": {spec.drafter: vars(engine.costs(spec.drafter)) | {} for spec in specs if spec.tree.adaptive},
     }
     if out is not None:
-        _write(out, results)  # an unwritable file is reported before the work, not after it
+        write_results(out, results)  # an unwritable file is reported before the work, not after it
     warm_up(engine, specs)
     peer = TransformersPeer(engine.target) if peers else None
     for task in tasks:
@@ -105,11 +110,16 @@ def measure(
             if peer is not None:
                 generated.append(peer.generate(prefix.tokens, max_new_tokens))
         results["tasks"][task.name] = {lane: summarise(traces[lane], traces[str(plain)]) for lane in traces}
+        sound = [i for i, trace in enumerate(traces[str(plain)]) if not repetitive(trace.tokens)]
+        results["repetitive"][task.name] = len(task.prompts) - len(sound)
+        if sound:  # the same once more without the outputs that go round in circles
+            kept = {lane: [traces[lane][i] for i in sound] for lane in traces}
+            results["sound"][task.name] = {lane: summarise(kept[lane], kept[str(plain)]) for lane in kept}
         if peer is not None:
             results.setdefault("peers", {})[task.name] = summarise_peer(generated, traces[str(plain)])
         say(f"bench: {task.name} done ({len(task.prompts)} prompts)")
         if out is not None:
-            _write(out, results)
+            write_results(out, results)
     return results
 
 
@@ -134,7 +144,28 @@ def summarise(traces: list[Trace], plain: list[Trace]) -> dict[str, Any]:
         "rest_ms": round(1e3 * statistics.mean(r.rest_seconds for r in rounds), 2),
         "overhead": round(statistics.median(r.rest_seconds for r in rounds) / step, 4),
         "passes": round(statistics.mean(r.passes for r in rounds), 2),
+        "nodes": round(statistics.mean(len(r.tokens) for r in rounds), 2),
+        "calibration": calibration(rounds),
     }
+
+
+def calibration(rounds: Iterable[Round]) -> dict[str, list[list[float]]]:
+    """Predicted against observed acceptance: per depth ten bins of the drafter's probability of a node.
+
+    A bin is [nodes, sum of their probabilities, accepted ones].  Counted are nodes under an accepted parent (or the
+    root): only they were up for acceptance, with the probability the drafter gave them under that parent.
+    """
+    bins: dict[str, list[list[float]]] = {}
+    for r in rounds:
+        open_to, depths = {0, *r.accepted}, [0]
+        for node in range(1, len(r.tokens)):
+            depths.append(depths[r.parents[node]] + 1)
+            if r.parents[node] in open_to:
+                p = math.exp(r.logprobs[node])
+                table = bins.setdefault(str(depths[node]), [[0, 0.0, 0] for _ in range(10)])
+                row = table[min(9, int(10 * p))]
+                row[0], row[1], row[2] = row[0] + 1, round(row[1] + p, 4), row[2] + (node in r.accepted)
+    return bins
 
 
 def _rate(traces: list[Trace]) -> float:
@@ -153,9 +184,12 @@ def summarise_peer(generated: list[tuple[tuple[int, ...], float]], plain: list[T
     }
 
 
-def overall(results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Per lane over all tasks: mean tau, geometric mean of the speedups, fraction identical, largest overhead."""
-    rows = {lane: [task[lane] for task in results["tasks"].values()] for lane in results["lanes"]}
+def overall(results: dict[str, Any], part: str = "tasks") -> dict[str, dict[str, float]]:
+    """Per lane over all tasks: mean tau, geometric mean of the speedups, fraction identical, largest overhead.
+
+    `part` "sound" leaves the repetitive outputs out.
+    """
+    rows = {lane: [task[lane] for task in results[part].values()] for lane in results["lanes"]}
     return {
         lane: {
             "tau": statistics.mean(r["tau"] for r in cells),
@@ -198,7 +232,8 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _write(file: Path, results: dict[str, Any]) -> None:
+def write_results(file: Path, results: dict[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
     scratch = file.with_name(file.name + ".partial")
     try:
         scratch.write_text(json.dumps(results, indent=1) + "\n")

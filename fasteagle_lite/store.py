@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import torch
@@ -65,14 +66,29 @@ def load_target(source: str | None = None, *, device: str = "cpu", dtype: str = 
     """
     if device.split(":")[0] not in ("cpu", "cuda") or (device != "cpu" and not torch.cuda.is_available()):
         raise UserError(f"The device {device!r} is not available here. Use cpu, or cuda on a machine with a GPU.")
-    source = source or os.environ.get("FASTEAGLE_TARGET") or None
-    if source is None:
-        folder, name = _default_folder(), DEFAULT_NAME
-    else:
-        folder, name = _named_folder(source), Path(source).stem if source.endswith(".gguf") else source.rstrip("/")
+    folder, name = _located(source)
     return Target.from_folder(
         folder, dtype=getattr(torch, dtype), device=device, name=name, fingerprint=fingerprint(folder)
     )
+
+
+def load_tokenizer(source: str | None = None) -> tuple[Any, Any]:
+    """The tokenizer and the transformers configuration of a target, without its weights; `source` as in `load_target`."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    folder, _ = _located(source)
+    try:
+        return AutoTokenizer.from_pretrained(folder), AutoConfig.from_pretrained(folder)
+    except Exception as error:  # transformers raises whatever its parsers meet
+        raise UserError(f"The configuration or the tokenizer in {folder} cannot be read ({error!r}).") from None
+
+
+def _located(source: str | None) -> tuple[Path, str]:
+    """A target's folder, fetched and converted first if need be, and its name."""
+    source = source or os.environ.get("FASTEAGLE_TARGET") or None
+    if source is None:
+        return _default_folder(), DEFAULT_NAME
+    return _named_folder(source), Path(source).stem if source.endswith(".gguf") else source.rstrip("/")
 
 
 def fingerprint(folder: Path) -> str:

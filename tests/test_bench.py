@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from test_trace import FIRST
 
 from fasteagle_lite.bench import (
     Task,
+    calibration,
     measure,
     overall,
     read_tasks,
@@ -46,7 +48,9 @@ LANE = [trace(([0, 1, 2], 0.25, 0.5, 0.25), ([3], 0.25, 1.0, 0.25)), trace(([7, 
 
 
 def test_one_lane_by_hand() -> None:
-    assert summarise(LANE, PLAIN) == {
+    figures = summarise(LANE, PLAIN)
+    assert figures.pop("calibration") == calibration([r for trace in LANE for r in trace.rounds])
+    assert figures == {
         "prompts": 2,
         "tokens": 6,
         "rounds": 3,
@@ -59,9 +63,27 @@ def test_one_lane_by_hand() -> None:
         "rest_ms": round(625 / 3, 2),
         "overhead": round(0.25 / 0.75, 4),  # medians
         "passes": 2.0,
+        "nodes": float(len(FIRST.tokens)),
     }
     assert summarise(PLAIN, PLAIN)["speedup"] == 1.0
     assert summarise(PLAIN, PLAIN)["identical"] == 1.0
+
+
+def test_calibration_by_hand() -> None:
+    """Root 0 with children 1 (p 0.72, accepted) and 2 (p 0.21); 3 under 1 (p 0.5, rejected), 4 under 2: never asked."""
+    made = Round(
+        **(
+            vars(FIRST)
+            | {"tokens": (5, 6, 7, 8, 9), "parents": (-1, 0, 0, 1, 2), "accepted": (1,), "committed": (6, 4)}
+            | {"logprobs": tuple(math.log(p) for p in (1.0, 0.72, 0.21, 0.5, 0.9))}
+        )
+    )
+    bins = calibration([made, made])
+    assert set(bins) == {"1", "2"}
+    assert bins["1"][7] == [2, 1.44, 2]
+    assert bins["1"][2] == [2, 0.42, 0]
+    assert bins["2"][5] == [2, 1.0, 0]
+    assert sum(row[0] for rows in bins.values() for row in rows) == 6
 
 
 def test_the_speedup_is_of_time_per_token() -> None:

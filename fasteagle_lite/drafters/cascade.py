@@ -103,10 +103,13 @@ class CascadeDrafter(NeuralDrafter):
     name = "cascade"
     TREES = ("best_first", "backbone", "chain")
 
-    def __init__(self, model: Cascade, target: Target, tree: TreeConfig, costs: Costs | None = None):
+    def __init__(
+        self, model: Cascade, target: Target, tree: TreeConfig, costs: Costs | None = None, *, markov: bool = True
+    ):
+        """`markov` False leaves the Markov head out, if the model has one."""
         layers = model.config.trunk + model.config.layers
         super().__init__(target, model.config.spec, layers, model.head, tree, costs)
-        self.model = model
+        self.model, self.markov = model, markov and model.config.markov_rank > 0
         self.index = {token: i for i, token in enumerate(self.vocabulary)}  # target token -> draft index
 
     @torch.inference_mode()
@@ -119,7 +122,7 @@ class CascadeDrafter(NeuralDrafter):
 
         def expand(depth: int, parent: int) -> list[tuple[int, float]]:
             # The token before depth 1 is committed: the first layer has read it, there is nothing to correct.
-            if depth == 1 or not self.model.config.markov_rank:
+            if depth == 1 or not self.markov:
                 return marginals[depth - 1]
             previous = torch.tensor([self.index[parent]], device=logits.device)
             return self._candidates(logits[depth - 1] + self.model.markov(previous), top_k)[0]

@@ -2,13 +2,13 @@
 
 A sequence opens with the chat template's user turn, sometimes with a few words that steer the kind of request; the target
 samples the rest of the question, the template's turn to the assistant is put in, and the target answers, every
-other sequence greedily.  Given earlier answers, it also summarises and rewrites those.
+other sequence greedily.  Given earlier answers, it also summarises and rewrites those.  Given prompts, it answers them instead.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..store import say
 from ..target import Target
-from .data import Corpus
+from .data import Corpus, length_batches
 
 QUESTION_TEMPERATURE, ANSWER_TEMPERATURE = 0.9, 0.7
 LONGEST_QUESTION, LONGEST_ANSWER = 64, 192
@@ -43,7 +43,8 @@ ABOUT: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 ABOUT_LENGTHS = (160, 256, 384, 640)  # tokens of such a prompt; those of one batch are cut to the same length
 ABOUT_EVERY = 3  # every third batch
-ABOUT_BATCH_TOKENS = 40_000
+LONGEST_PROMPT = 640  # tokens of a given prompt, template included; longer ones are dropped
+PROMPT_BATCH_TOKENS = 40_000  # of long prompts, so that their cache fits into memory
 
 
 @dataclass
@@ -60,21 +61,26 @@ class _Row:
 class Generator:
     """Writes sequences in batches; all sequences of a batch are equally long at any time, so nothing is padded."""
 
-    def __init__(self, target: Target, seed: int, batch: int = 128, passages: list[list[int]] | None = None):
+    def __init__(
+        self,
+        target: Target,
+        seed: int,
+        batch: int = 128,
+        passages: list[list[int]] | None = None,
+        prompts: list[list[int]] | None = None,
+    ):
+        """`passages`: texts to ask about; `prompts`: token ids up to the answer, to be answered instead of own questions."""
         self.target, self.batch, self.passages, self.batches = target, batch, passages or [], 0
         self.rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
+        self.prompts = prompts or []
+        self.left = self._groups()  # given prompts not answered yet, as indices
         self.opening, self.turn = self._template()
 
     def _template(self) -> tuple[list[int], list[int]]:
         """Token ids up to the user's first word, and from the end of the question to the answer's first word."""
-        tokenizer: Any = self.target.tokenizer
-        mark = "\u241fmark\u241f"
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
-        )
-        before, after = text.split(mark)
-        return tokenizer.encode(before, add_special_tokens=False), tokenizer.encode(after, add_special_tokens=False)
+        before, after = chat_marks(self.target.tokenizer)
+        return self._encode(before), self._encode(after)
 
     def _opener(self) -> list[int]:
         text = OPENERS[self.rng.integers(len(OPENERS))]
@@ -85,8 +91,10 @@ class Generator:
         return ids
 
     def write(self) -> list[_Row]:
-        """The next batch: every `ABOUT_EVERY`th is about given passages, if there are any."""
+        """The next batch: of given prompts, or else every `ABOUT_EVERY`th about given passages, if there are any."""
         self.batches += 1
+        if self.prompts:
+            return self._answer(self.left.pop())
         return self._ask() if self.batches % ABOUT_EVERY or not self.passages else self._about(self.passages)
 
     def _ask(self) -> list[_Row]:
@@ -98,7 +106,7 @@ class Generator:
         """One batch of requests about given texts, cut and put together to prompts of one length."""
         length = int(self.rng.choice(ABOUT_LENGTHS))
         rows, between = [], self._encode("\n\n")
-        for i in range(max(1, min(self.batch, ABOUT_BATCH_TOKENS // length))):
+        for i in range(max(1, min(self.batch, PROMPT_BATCH_TOKENS // length))):
             before, after = map(self._encode, ABOUT[self.rng.integers(len(ABOUT))])
             room = length - len(self.opening) - len(before) - len(after) - len(self.turn)
             text: list[int] = []
@@ -107,6 +115,20 @@ class Generator:
             prompt = [*self.opening, *before, *text[: max(room, 1)], *after, *self.turn]
             rows.append(_Row(prompt, [], greedy=i % 2 == 0, start=len(prompt)))
         return self._write(rows, LONGEST_ANSWER)
+
+    def _groups(self) -> list[list[int]]:
+        """Given prompts in batches of similar length, in random order."""
+        lengths = np.array([len(prompt) for prompt in self.prompts])
+        similar = length_batches(np.arange(len(lengths)), lengths, PROMPT_BATCH_TOKENS)
+        groups = [group[at : at + self.batch] for group in similar for at in range(0, len(group), self.batch)]
+        return [groups[i] for i in self.rng.permutation(len(groups))]
+
+    def _answer(self, group: list[int]) -> list[_Row]:
+        """One batch of given prompts; what a prompt has more than the shortest one is put in token by token."""
+        prompts = {i: self.prompts[i] for i in group}
+        shortest, longest = (pick(map(len, prompts.values())) for pick in (min, max))
+        rows = [_Row(p[:shortest], p[shortest:], greedy=i % 2 == 0, start=len(p)) for i, p in prompts.items()]
+        return self._write(rows, longest - shortest + LONGEST_ANSWER)
 
     def _write(self, rows: list[_Row], room: int) -> list[_Row]:
         """Go on with equally long `rows`, by at most `room` tokens; returns those with an answer."""
@@ -131,7 +153,8 @@ class Generator:
     def _extend(self, row: _Row, token: int) -> None:
         row.tokens.append(row.forced.pop(0) if row.forced else token)
         if row.start:
-            row.over = row.tokens[-1] in self.target.eos or len(row.tokens) - row.start >= LONGEST_ANSWER
+            written = len(row.tokens) - row.start  # not positive while the prompt is still put in
+            row.over = written > 0 and (row.tokens[-1] in self.target.eos or written >= LONGEST_ANSWER)
         elif not row.forced and row.tokens[-1] == self.turn[0]:
             row.forced = self.turn[1:]
             row.start = len(row.tokens) + len(row.forced)
@@ -151,6 +174,16 @@ class Generator:
         return tokens.tolist()
 
 
+def chat_marks(tokenizer: Any) -> tuple[str, str]:
+    """What the chat template puts before a user's request, and between it and the answer."""
+    mark = "\u241fmark\u241f"
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": mark}], add_generation_prompt=True, tokenize=False
+    )
+    before, after = text.split(mark)
+    return before, after
+
+
 def generate_corpus(
     target: Target,
     file: Path,
@@ -158,12 +191,14 @@ def generate_corpus(
     response_tokens: int,
     seed: int,
     about: Corpus | None = None,
+    prompts: Sequence[str] = (),
     batch: int = 128,
     show: Callable[[str], None] = say,
 ) -> None:
     """Write sequences with at least `response_tokens` answer tokens to `file` (.npz), without exact duplicates.
 
-    With `about`, a part of the requests is to summarise or rewrite the answers of that corpus.
+    With `about`, a part of the requests is to summarise or rewrite the answers of that corpus.  With `prompts`, the target
+    answers each of them once, and stops earlier if there are no more.
     """
     if response_tokens < 1:
         raise UserError(f"--generate is {response_tokens}; ask for at least 1 response token.")
@@ -172,11 +207,12 @@ def generate_corpus(
     passages = (
         [[t for t in about.response(i).tolist() if t not in target.eos] for i in range(len(about))] if about else []
     )
-    generator = Generator(target, seed, batch, [passage for passage in passages if passage])
+    given = _encoded(target, prompts, show) if prompts else None
+    generator = Generator(target, seed, batch, [passage for passage in passages if passage], given)
     begun = time.perf_counter()
     kept: dict[tuple[int, ...], int] = {}  # tokens -> index of the first answer token
     written = barren = dropped = 0
-    while written < response_tokens:
+    while written < response_tokens and (generator.left or not prompts):
         before = written
         for row in generator.write():
             if tuple(row.tokens) in kept:
@@ -195,6 +231,17 @@ def generate_corpus(
                 f"generated {written:,} of {response_tokens:,} response tokens, {rate:.0f}/s; {dropped} duplicates dropped"
             )
             save_corpus(file, [(start, list(tokens)) for tokens, start in kept.items()])
+
+
+def _encoded(target: Target, prompts: Sequence[str], show: Callable[[str], None]) -> list[list[int]]:
+    """Chats that are to be answered, each once, without those that are too long."""
+    chats = [target.encode_chat(prompt) for prompt in dict.fromkeys(prompts)]
+    longest = min(LONGEST_PROMPT, target.context - LONGEST_ANSWER)
+    fitting = [chat for chat in chats if len(chat) <= longest]
+    show(f"{len(fitting):,} prompts to answer; {len(chats) - len(fitting):,} of more than {longest} tokens dropped")
+    if not fitting:
+        raise UserError(f"None of the prompts fits into {longest} tokens; give shorter ones.")
+    return fitting
 
 
 def save_corpus(file: Path, sequences: list[tuple[int, list[int]]]) -> None:
