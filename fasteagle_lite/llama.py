@@ -14,9 +14,10 @@ from torch.nn import functional as F
 
 from .linear import Linear
 
-# Above this many rows the scores no longer fit the cache and PyTorch's fused attention wins over two plain products,
-# but not its backward pass.
+# Above this many rows the scores no longer fit the cache and PyTorch's fused attention wins over two plain products;
+# its backward pass only later.
 _FUSED_ATTENTION_ROWS = 64
+_FUSED_TRAINING_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
     """Grouped-query attention: q (B, T, H, D), k and v (B, K, S, D), bias (T, S) -> (B, T, H*D)."""
     batch, rows, heads, dim = q.shape
     groups = heads // k.shape[1]
-    if q.is_cuda or (rows > _FUSED_ATTENTION_ROWS and not q.requires_grad):
+    if q.is_cuda or rows > (_FUSED_TRAINING_ROWS if q.requires_grad else _FUSED_ATTENTION_ROWS):
         out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bias, enable_gqa=groups > 1)
         return out.transpose(1, 2).reshape(batch, rows, heads * dim)
     # Query heads of one group share their keys: stack them as rows and multiply once, without repeating the cache.

@@ -258,10 +258,15 @@ def test_rows_that_count_by_hand(corpus: Corpus, target: Target) -> None:
     """Depth i of row j predicts x_{j+1+i}; both that and the row's own next draw x_{j+2} must be of the response."""
     batch = Batches(corpus, Features(corpus, target), target, torch.arange(tiny.VOCAB)).of([0, 1])
     for depth in (1, 2, 3, 4):
-        scored = losses._scored(batch, depth, 5)
-        for s, (start, tokens) in enumerate(SEQUENCES):
-            for row in range(5):
-                assert scored[s, row] == (row + 2 >= start and row + 1 + depth < len(tokens))
+        (sequences, columns), (_, positions) = losses._asked(batch, depth)
+        rows = batch.drafted[0][sequences, columns]
+        assert (positions - rows == depth).all()
+        assert list(zip(sequences.tolist(), rows.tolist(), strict=True)) == [
+            (s, row)
+            for s, (start, tokens) in enumerate(SEQUENCES)
+            for row in range(5)
+            if row + 2 >= start and row + 1 + depth < len(tokens)
+        ]
 
 
 def test_epochs_visit_every_training_sequence_once(tmp_path: Path, target: Target) -> None:
@@ -281,23 +286,25 @@ def test_epochs_visit_every_training_sequence_once(tmp_path: Path, target: Targe
 
 @torch.no_grad()
 def test_training_time_test_is_decoding_step_by_step(corpus: Corpus, target: Target) -> None:
-    """State s of row j: committed rows up to j run on true features, then s forced tokens run through the cache."""
+    """State s of a drafted row j: rows up to j run on true features, then s forced tokens run through the cache."""
     model = tiny.drafter_model("autoregressive", target)
     assert isinstance(model, Autoregressive)
     batch = Batches(corpus, Features(corpus, target), target, torch.arange(tiny.VOCAB)).of([0])
     steps, rows = 4, 5
     states = unrolled_states(model, batch, target.rope, steps)
-    for row in range(rows):
+    drafted = batch.drafted[0][0].tolist()
+    assert drafted == [1, 2, 3]
+    for column, row in enumerate(drafted):
         cache = KVCache(1, 1, model.config.spec, 12, target.embedding.weight)
         count = row + 1
         place = Rows(target.rope(torch.arange(count)), attention_bias(None, count, count, batch.taps), cache, 0)
         hidden = model(model.fusion(batch.taps[:, :count]), batch.embeddings[:, 1 : count + 1], place)[:, -1:]
-        assert torch.allclose(hidden[:, 0], states[0][:, row], atol=1e-4)
+        assert torch.allclose(hidden[:, 0], states[0][:, column], atol=1e-4)
         for step in range(1, min(steps, rows - row)):
             token = batch.embeddings[:, row + 1 + step : row + 2 + step]
             place = Rows(target.rope(torch.tensor([row + step])), None, cache, row + step)
             hidden = model(hidden, token, place)
-            assert torch.allclose(hidden[:, 0], states[step][:, row], atol=1e-4)
+            assert torch.allclose(hidden[:, 0], states[step][:, column], atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -320,7 +327,7 @@ def test_losses_of_all_depths_are_plain_cross_entropies(kind: str, corpus: Corpu
                 if depth > 1:
                     logits = logits + model.markov(batch.draft_tokens[0, row + depth])
             else:
-                logits = model.logits(states[depth - 1][0, row])
+                logits = model.logits(states[depth - 1][0, batch.drafted[0][0].tolist().index(row)])
             logprobs = torch.log_softmax(logits, -1)
             place = row + depth
             terms.append(-(batch.teacher_probs[0, place] * logprobs[batch.teacher_ids[0, place]]).sum())

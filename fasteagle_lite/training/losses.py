@@ -43,6 +43,18 @@ class Batch:
         """Response tokens in the batch: the unit in which training is counted."""
         return int(self.scored.sum())
 
+    @property
+    def drafted(self) -> tuple[Tensor, Tensor]:
+        """Rows that decoding can draft from, whose own next draw x_{j+2} is of the response: (B, Q) indices, and which
+        of them are real, not padding."""
+        own = self.scored[:, 1:]
+        rows = own.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(own.sum(1).max()))]
+        return rows, own.gather(1, rows)
+
+    def pick(self, x: Tensor) -> Tensor:
+        """The drafted rows of x (B, T, ...): (B, Q, ...)."""
+        return x[torch.arange(len(x), device=x.device)[:, None], self.drafted[0]]
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -91,10 +103,12 @@ def _rows(rope: Rope, count: int, like: Tensor) -> Rows:
     return Rows(rope(steps), attention_bias(None, count, count, like))
 
 
-def _scored(batch: Batch, depth: int, rows: int) -> Tensor:
-    """(B, rows) bool: the rows that decoding can draft from and whose prediction at `depth` is of a response token."""
-    wanted = batch.scored[:, depth : depth + rows]
-    return F.pad(wanted, (0, rows - wanted.shape[1])) & batch.scored[:, 1 : 1 + rows]
+def _asked(batch: Batch, depth: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The predictions that count at `depth`: their indices in (B, Q), and the positions (B, T) that state the answers."""
+    rows, real = batch.drafted
+    wanted = F.pad(batch.scored, (0, depth)).gather(1, rows + depth) & real
+    sequence, column = wanted.nonzero(as_tuple=True)
+    return (sequence, column), (sequence, rows[sequence, column] + depth)
 
 
 def cascade_loss(
@@ -115,8 +129,8 @@ def cascade_loss(
     states = model(batch.taps[:, :rows], batch.embeddings[:, 1:], _rows(rope, rows, batch.embeddings))
     losses, features = [], []
     for depth, state in enumerate(states, start=1):
-        at = _scored(batch, depth, rows).nonzero(as_tuple=True)
-        source = (at[0], at[1] + depth)  # where the target stated the distribution
+        at, source = _asked(batch, depth)  # `source`: where the target stated the distribution
+        state = batch.pick(state)
         logits = model.head.logits(state[at], vocabulary.among)
         if model.config.markov_rank and depth > 1:
             logits = logits + model.markov(batch.draft_tokens[source], vocabulary.among)
@@ -131,33 +145,44 @@ def cascade_loss(
 
 
 def unrolled_states(model: Autoregressive, batch: Batch, rope: Rope, steps: int) -> list[Tensor]:
-    """Training-time test: the states (B, rows, h) after 1 .. `steps` steps, each fed the state before it.
+    """Training-time test: the states (B, Q, h) of the drafted rows after 1 .. `steps` steps, each fed the one before.
 
     A step's query sees the first step's keys causally, and of each later step the one key of its own row, exactly what
-    the drafter would have in its cache; so no (steps*T)^2 mask is needed.
+    the drafter would have in its cache; so no (steps*T)^2 mask is needed, and prompt rows lend their first keys only.
     """
-    rows = batch.tokens.shape[1] - 1
-    attention = model.attention
-    groups, scale = attention.heads // attention.kv_heads, attention.dim**-0.5
-    bias = attention_bias(None, rows, rows, batch.embeddings)
-    hidden, states = model.fusion(batch.taps[:, :rows]), []
-    keys: list[Tensor] = []  # of each step, repeated for the query heads: (B, H, rows, D)
-    values: list[Tensor] = []
+    rows, _ = batch.drafted
+    attention, count = model.attention, batch.tokens.shape[1] - 1
+    kv_heads, scale = attention.kv_heads, attention.dim**-0.5
+    everywhere = model.fusion(batch.taps[:, :count])
+    inputs = model.inputs(everywhere, batch.embeddings[:, 1:])
+    q, k, v = attention.project(inputs, rope(torch.arange(count, device=rows.device)))
+    first_keys, first_values = k.transpose(1, 2), v.transpose(1, 2)  # (B, K, T, D)
+    q, k, v, hidden = batch.pick(q), batch.pick(k), batch.pick(v), batch.pick(everywhere)
+    hides = torch.arange(count, device=rows.device) > rows[..., None]  # (B, Q, T)
+    bias = torch.zeros_like(hides, dtype=q.dtype).masked_fill(hides, float("-inf"))[:, None, None]
+    # Behind the end nothing is scored, any token will do.
+    embeddings = F.pad(batch.embeddings, (0, 0, 0, steps))
+    later_keys: list[
+        Tensor
+    ] = []  # of each later step: (B, K, 1, Q, D), one key a row, shared by a group of query heads
+    later_values: list[Tensor] = []
+    states = []
     for step in range(steps):
-        # Teacher forcing: at step s row j reads x_{j+1+s}; behind the end nothing is scored, any token will do.
-        embeddings = F.pad(batch.embeddings[:, 1 + step :], (0, 0, 0, step))
-        positions = torch.arange(rows, device=hidden.device) + step
-        q, k, v = attention.project(model.inputs(hidden, embeddings), rope(positions))
-        q = q.transpose(1, 2)
-        keys.append(k.transpose(1, 2).repeat_interleave(groups, dim=1))
-        values.append(v.transpose(1, 2).repeat_interleave(groups, dim=1))
-        scores = [q @ keys[0].transpose(-1, -2) * scale + bias]
-        scores += [(q * later).sum(-1, keepdim=True) * scale for later in keys[1:]]
-        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1, dtype=torch.float32).to(v.dtype)
-        out = weights[..., :rows] @ values[0]
-        for i, later in enumerate(values[1:]):
-            out = out + weights[..., rows + i, None] * later
-        hidden = hidden + attention.output(out.transpose(1, 2).flatten(2))
+        if step:  # teacher forcing: at step s row j reads x_{j+1+s}
+            token = embeddings[torch.arange(len(rows), device=rows.device)[:, None], rows + 1 + step]
+            q, k, v = attention.project(model.inputs(hidden, token), rope(rows + step))
+            later_keys.append(k.transpose(1, 2).unsqueeze(2))
+            later_values.append(v.transpose(1, 2).unsqueeze(2))
+        batches, asked, heads, dim = q.shape
+        q = q.view(batches, asked, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # (B, K, G, Q, D)
+        scores = q.flatten(2, 3) @ first_keys.transpose(-1, -2)  # a group's query heads stacked as rows
+        own = [(q * later).sum(-1, keepdim=True) for later in later_keys]
+        scores = torch.cat([scores.view(*q.shape[:4], count) + bias, *own], dim=-1) * scale
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
+        out = (weights[..., :count].flatten(2, 3) @ first_values).view(q.shape)
+        for i, later in enumerate(later_values):
+            out = out + weights[..., count + i, None] * later
+        hidden = hidden + attention.output(out.permute(0, 3, 1, 2, 4).reshape(batches, asked, heads * dim))
         hidden = hidden + model.mlp(model.mlp_norm(hidden))
         states.append(hidden)
     return states
@@ -167,11 +192,9 @@ def autoregressive_loss(
     model: Autoregressive, batch: Batch, rope: Rope, vocabulary: Vocabulary, steps: int
 ) -> tuple[Tensor, list[float]]:
     """Training-time test with step weights 0.8^i (normalised); and each step's cross-entropy."""
-    rows = batch.tokens.shape[1] - 1
     losses = []
     for depth, state in enumerate(unrolled_states(model, batch, rope, steps), start=1):
-        at = _scored(batch, depth, rows).nonzero(as_tuple=True)
-        source = (at[0], at[1] + depth)
+        at, source = _asked(batch, depth)
         logits = model.logits(state[at], vocabulary.among)
         losses.append(soft_cross_entropy(logits, batch.teacher_ids[source], batch.teacher_probs[source], vocabulary))
     weights = torch.tensor([STEP_DECAY**i for i in range(steps)], device=rope.cos.device)
@@ -192,10 +215,9 @@ def agreement(model: Cascade | Autoregressive, batch: Batch, rope: Rope, depths:
         states = unrolled_states(model, batch, rope, depths)
     hits, counts = torch.zeros(depths), torch.zeros(depths)
     for depth, state in enumerate(states[:depths], start=1):
-        at = _scored(batch, depth, rows).nonzero(as_tuple=True)
-        source = (at[0], at[1] + depth)
+        at, source = _asked(batch, depth)
         if isinstance(model, Cascade):
-            logits = model.head.logits(state[at])
+            logits = model.head.logits(batch.pick(state)[at])
             if model.config.markov_rank and depth > 1:
                 logits = logits + model.markov(batch.draft_tokens[source])
         else:
