@@ -208,7 +208,8 @@ def test_a_second_visitor_waits_sees_it_and_gets_their_own_result(visit, slow):
     first.page.locator("#fe-board .fe-running").first.wait_for()
     second.set("New tokens", "6")
     second.ask("Count to ten!")
-    second.page.locator("#fe-status", has_text="queue").wait_for()
+    second.page.locator("#fe-run[disabled]").wait_for()
+    second.page.locator("#fe-status", has_text="queue").wait_for(state="attached")
     assert second.page.locator("#fe-board article").count() == 0
     first.page.click("#fe-stop")
     second.status("Finished")

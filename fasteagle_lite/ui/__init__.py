@@ -23,7 +23,8 @@ def build(engine: Engine) -> gr.Blocks:
     """The app, not started.  Visitors share the engine's weights and nothing else."""
     with gr.Blocks(title="FastEagle Lite", analytics_enabled=False) as demo:
         gr.HTML(_HEADER, apply_default_css=False, elem_id="fe-header")
-        build_race(engine)
+        with gr.Tabs(elem_id="fe-tabs"), gr.Tab("Race", id="race"):
+            build_race(engine)
         gr.HTML(_footnote(engine), apply_default_css=False, elem_id="fe-foot")
     return demo
 
@@ -38,7 +39,8 @@ def launch(engine: Engine, **options: Any) -> gr.Blocks:
         "run_history": False,  # it would write every frame of every race into the visitor's browser
         "ssr_mode": False,  # measured without: one process, no node
     }
-    demo = build(engine).queue(max_size=32)
+    # Queue positions are told again every second: one told once, before the browser listens, is never seen.
+    demo = build(engine).queue(max_size=32, status_update_rate=1)
     demo.launch(**defaults | options)
     return demo
 

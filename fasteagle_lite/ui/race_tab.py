@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -162,8 +163,16 @@ def _absent(lane: str) -> str:
     return f'<p class="fe-empty-tree">{escape(TITLES[lane])} took no part in this race.</p>'
 
 
-def build_race(engine: Engine) -> None:
-    """Lay out the race inside the current `gr.Blocks` and connect it."""
+@dataclass(frozen=True)
+class RaceTab:
+    """What other tabs build on: the visitor's last `Result`, and the event that follows a race, however it ended."""
+
+    result: gr.State
+    settled: Any
+
+
+def build_race(engine: Engine) -> RaceTab:
+    """Lay out the race inside the current `gr.Tab` and connect it."""
     handlers, names = Handlers(engine), offered(engine)
     drafters = [name for name in names if name != "none"]
     with gr.Column(elem_id="fe-ask"):
@@ -233,11 +242,12 @@ def build_race(engine: Engine) -> None:
         api_name="race",
     )
     # Follows a finished race and a cancelled one, when no frame of it can arrive any more.
-    race.then(lambda r: (*handlers.settle(r), *_buttons(busy=False)), result, [*page, *buttons], **hidden)
+    settled = race.then(lambda r: (*handlers.settle(r), *_buttons(busy=False)), result, [*page, *buttons], **hidden)
     stop.click(None, cancels=[race])
     lane.input(handlers.show_lane, [result, lane], [tree, step], **hidden)
     step.input(handlers.show_round, [result, step], tree, trigger_mode="always_last", **hidden)
     gr.api(handlers.compare, api_name="compare", concurrency_id=MODEL, concurrency_limit=1)
+    return RaceTab(result, settled)
 
 
 def _buttons(busy: bool) -> tuple[Any, Any]:
